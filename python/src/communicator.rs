@@ -92,7 +92,8 @@ impl Verb {
             (Dtype::Complex128, Some(Reduction::Sum | Reduction::Mean)) => Some(Dtype::F64),
             (Dtype::Bool, Some(Reduction::Min | Reduction::Max)) => Some(Dtype::U8),
             (Dtype::Bool | Dtype::F8E4M3 | Dtype::F8E5M2, None) => Some(Dtype::U8),
-            (Dtype::Complex64 | Dtype::Complex128, None) => Some(Dtype::U64),
+            (Dtype::Complex64, None) => Some(Dtype::U32),
+            (Dtype::Complex128, None) => Some(Dtype::U64),
             (Dtype::Bool | Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::Complex64 | Dtype::Complex128, _) => None,
             (number, _) => Some(number),
         }
@@ -202,16 +203,15 @@ enum Phase {
 }
 
 impl Shared {
-    fn end(&self, ended: Ended) {
-        let callbacks = {
-            let mut state = lock(&self.state);
-            state.phase = Phase::Ended(ended.clone());
-            // It is a system call also when no thread waits.
-            if state.waiters > 0 {
-                self.changed.notify_all();
-            }
-            std::mem::take(&mut state.callbacks)
-        };
+    fn end(&self, mut state: MutexGuard<'_, State>, ended: &Ended) {
+        let before = std::mem::replace(&mut state.phase, Phase::Ended(ended.clone()));
+        // It is a system call also when no thread waits.
+        if state.waiters > 0 {
+            self.changed.notify_all();
+        }
+        let callbacks = std::mem::take(&mut state.callbacks);
+        drop(state);
+        drop(before);
         for (callback, result) in callbacks {
             callback.complete(ended.clone().map(|()| result));
         }
@@ -230,7 +230,7 @@ impl Shared {
                 runtime.spawn(async move {
                     let ended = poll_fn(|context| running.poll(context)).await;
                     drop(running);
-                    shared.end(ended);
+                    shared.end(lock(&shared.state), &ended);
                 });
             }
             other => state.phase = other,
@@ -250,7 +250,7 @@ impl Shared {
                 drop(state);
                 if let Some(ended) = running.wait(limit) {
                     drop(running);
-                    self.end(ended.clone());
+                    self.end(lock(&self.state), &ended);
                     return Ok(Some(ended));
                 }
                 lock(&self.state).phase = Phase::Idle(running);
@@ -320,18 +320,19 @@ impl Operation {
     /// Returns whether it has ended.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         runtime()?;
-        let ended = py.detach(|| {
+        Ok(py.detach(|| {
             let mut state = lock(&self.shared.state);
-            match &mut state.phase {
-                Phase::Ended(_) => Poll::Ready(None),
-                Phase::Awaited => Poll::Pending,
-                Phase::Idle(running) => running.poll(&mut Context::from_waker(Waker::noop())).map(Some),
+            let ended = match &mut state.phase {
+                Phase::Ended(_) => return true,
+                Phase::Awaited => return false,
+                Phase::Idle(running) => running.poll(&mut Context::from_waker(Waker::noop())),
+            };
+            if let Poll::Ready(ended) = &ended {
+                // The lock is still held: no other thread may poll what has returned its result.
+                self.shared.end(state, ended);
             }
-        });
-        if let Poll::Ready(Some(ended)) = &ended {
-            self.shared.end(ended.clone());
-        }
-        Ok(ended.is_ready())
+            ended.is_ready()
+        }))
     }
 
     /// Has `callback(result)` run when `completions` is drained after the end: with the array, or an exception.
@@ -447,8 +448,12 @@ impl Communicator {
                 whole,
             ) {
                 // In place, the operand is the whole.
-                Some(true) if elements.length() < out.length() => elements = out,
-                Some(true) => {}
+                Some(true) => {
+                    if elements.length() <= out.length() {
+                        elements = out;
+                    }
+                    elements.writable()?;
+                }
                 Some(false) => target = Some(out),
                 None => return Err(PyValueError::new_err(format!("{verb}: the array and out overlap"))),
             }

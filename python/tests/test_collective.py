@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -123,7 +124,7 @@ def results(communicator):
                 whole = own.copy()
                 communicator.reduce_scatter(whole, op).wait()
                 assert whole[part].tobytes() == array[part].tobytes()
-            if not (dtype == "complex128" and count % size):
+            if kind != "c" or count % size == 0:
                 whole, part = np.zeros_like(own), communicator.part(count)
                 communicator.all_gather(every[0][part].copy(), out=whole).wait()
                 assert (whole == every[0]).all(), (dtype, count)
@@ -237,8 +238,8 @@ def waits(communicator):
         except TimeoutError:
             pass
     assert not received.done()
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         received.wait()
         raise AssertionError("nothing was sent")
     except KeyboardInterrupt:
@@ -258,6 +259,66 @@ def waits(communicator):
 
 def test_waits():
     group(3, waits)
+
+
+def looks(communicator):
+    """Threads that look whether an operation has ended, and threads that wait for it, all see its result."""
+    wrong = []
+
+    def look(operation):
+        try:
+            while not operation.done():
+                pass
+        except Exception as error:
+            wrong.append(repr(error))
+
+    def wait(operation):
+        try:
+            assert (operation.wait(LIMIT) == communicator.size).all()
+        except Exception as error:
+            wrong.append(repr(error))
+
+    for _ in range(200):
+        operation = communicator.all_reduce(np.ones(100_000, np.float32))
+        threads = [threading.Thread(target=what, args=(operation,)) for what in (look, wait, look, wait)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+    communicator.barrier().wait()
+    assert not wrong, wrong
+
+
+def test_threads_that_look_and_wait():
+    group(2, looks)
+
+
+def read_only_views(communicator):
+    """The array may be a read-only view of `out`."""
+    rank, size = communicator.rank, communicator.size
+    for dtype in (np.float64, np.uint8):
+        for count in (4, 100_000):
+            out = np.ones(count, dtype)
+            view = out.view()
+            view.flags.writeable = False
+            assert communicator.all_reduce(view, out=out).wait() is out
+            assert (out == size).all()
+            part = communicator.part(count)
+            with pytest.raises(ValueError, match="read-only"):
+                communicator.reduce_scatter(view, out=out[part]).wait()
+            out[: part.start] = out[part.stop :] = 0
+            communicator.all_gather(view[part], out=out).wait()
+            assert (out == size).all()
+    # At any address that is one of their type.
+    pairs = np.zeros(9, "f4")[1:].view("c8")
+    pairs[:] = rank
+    communicator.broadcast(pairs, 1).wait()
+    assert (pairs == 1).all()
+    communicator.barrier().wait()
+
+
+def test_read_only_views_and_addresses():
+    group(2, read_only_views)
 
 
 def drops(communicator):
@@ -308,14 +369,12 @@ def survives(communicator, count):
     if rank == 1:
         communicator.all_reduce(array)
         os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
     try:
         while True:
             communicator.all_reduce(array).wait()
     except tonic_rdma.RankLost as error:
         assert error.lost_rank == error.rank == 1 and error.kind == "rank_lost", repr(error)
         assert "rank 1" in str(error)
-    took = time.monotonic() - began
     later = communicator.all_reduce(array).exception()
     assert isinstance(later, tonic_rdma.RankLost) and later.kind == "revoked", repr(later)
     communicator = communicator.shrink()
@@ -323,8 +382,6 @@ def survives(communicator, count):
     array.fill(1)
     assert (communicator.all_reduce(array).wait() == size - 1).all()
     communicator.barrier().wait()
-    assert took < 20
-    return took
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -354,7 +411,7 @@ def test_a_rank_is_stopped():
     assert "deadline" in kinds
 
 
-def differs(communicator, what):
+def differs(communicator, what, seen):
     communicator.barrier().wait()
     odd = communicator.rank == 1
     arguments = {
@@ -363,13 +420,17 @@ def differs(communicator, what):
         "op": (np.ones(10), "max" if odd else "sum"),
     }[what]
     error = communicator.all_reduce(*arguments).exception() or communicator.barrier().exception()
-    time.sleep(0.5)
+    # It lives until the other one has seen the mismatch, too.
+    Path(seen, str(communicator.rank)).touch()
+    end = time.monotonic() + LIMIT
+    while len(os.listdir(seen)) < communicator.size and time.monotonic() < end:
+        time.sleep(0.01)
     return error.kind, error.rank, str(error)
 
 
 @pytest.mark.parametrize("what", ["length", "dtype", "op"])
-def test_calls_that_differ(what):
-    found = group(2, differs, what)
+def test_calls_that_differ(what, tmp_path):
+    found = group(2, differs, what, str(tmp_path))
     assert any(kind == "mismatch" for kind, _, _ in found), found
     for kind, _, text in found:
         assert kind in ("mismatch", "reported") and "all_reduce of 10 elements" in text, found
