@@ -198,7 +198,9 @@ def _launch(
 
 
 def _call_when_done(operation: Operation, function: Callable[[Operation], object]) -> None:
-    operation.then(_callbacks.completions(), lambda _: function(operation))
+    operation.then(
+        _callbacks.completions(), lambda _: _callbacks.run_aside(partial(function, operation))
+    )
 
 
 async def _finish(operation: Operation) -> Any:
