@@ -288,7 +288,9 @@ class ProcessGroup(dist.ProcessGroup):
             parts[self.rank()].detach().copy_(tensor)
             for root, part in enumerate(parts):
                 memory = _moved(_whole(work, part))
-                work._operations.append(self._communicator.broadcast(memory, root, deadline=self._deadline(opts)))
+                work._operations.append(
+                    self._communicator.broadcast(memory, root, deadline=self._deadline(opts))
+                )
         return work
 
     allgather_coalesced = allgather
