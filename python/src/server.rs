@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::SetOnce;
 use tokio::sync::oneshot;
 use tokio_util::either::Either;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::server::NamedService as _;
@@ -187,7 +187,18 @@ impl Service<Request<Body>> for Dispatch {
                         response = buffers.oneshot(request) => response?,
                         () = &mut stopped => return Ok(shut_down().into_http()),
                     };
-                    Ok(response.map(|body| Body::new(Fetched { body, stopped, _in_flight: in_flight })))
+                    Ok(response.map(|body| {
+                        let over = in_flight.0.cancelled.child_token();
+                        let body = Arc::new(Mutex::new(Some((body, in_flight))));
+                        let (held, ended) = (Arc::clone(&body), over.clone());
+                        // A reader that takes nothing keeps no bytes when the server has ended.
+                        tokio::spawn(async move {
+                            ended.cancelled().await;
+                            let held = held.lock().unwrap_or_else(PoisonError::into_inner).take();
+                            drop(held);
+                        });
+                        Body::new(Fetched { body, stopped, _over: over.drop_guard() })
+                    }))
                 }))
             }
             None => Either::Left(server_call::Responding::new(&self.0, request)),
@@ -197,9 +208,16 @@ impl Service<Request<Body>> for Dispatch {
 
 /// The response of a call for buffers, for which the end of the server waits as for other calls.
 struct Fetched {
-    body: Body,
+    /// `None` when the server has ended.
+    body: Arc<Mutex<Option<(Body, InFlight)>>>,
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
-    _in_flight: InFlight,
+    _over: DropGuard,
+}
+
+impl Fetched {
+    fn body(&self) -> MutexGuard<'_, Option<(Body, InFlight)>> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl http_body::Body for Fetched {
@@ -213,15 +231,18 @@ impl http_body::Body for Fetched {
         if self.stopped.as_mut().poll(context).is_ready() {
             return Poll::Ready(Some(Err(shut_down())));
         }
-        Pin::new(&mut self.body).poll_frame(context)
+        match &mut *self.body() {
+            Some((body, _)) => Pin::new(body).poll_frame(context),
+            None => Poll::Ready(Some(Err(shut_down()))),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body().as_ref().is_some_and(|(body, _)| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body().as_ref().map_or_else(SizeHint::default, |(body, _)| body.size_hint())
     }
 }
 

@@ -841,11 +841,11 @@ def begun_fetch():
             response_deserializer=buffer_pb2.FetchReply.FromString,
         )
         replies = fetch(buffer_pb2.FetchRequest(buffers=[ranges]), timeout=30)
-        yield server, replies, [next(replies)]
+        yield server, buffer, replies, [next(replies)]
 
 
 def test_the_end_of_a_server_waits_for_fetches(path):
-    with begun_fetch() as (server, replies, received):
+    with begun_fetch() as (server, _, replies, received):
         stopped = server.stop(30)
         time.sleep(1.5)  # more than the server lets connections linger
         assert not stopped.is_set()
@@ -856,8 +856,10 @@ def test_the_end_of_a_server_waits_for_fetches(path):
 
 @pytest.mark.parametrize("grace", [None, 0.5])
 def test_the_end_of_a_server_cuts_fetches_off_after_the_grace(path, grace):
-    with begun_fetch() as (server, replies, received):
+    with begun_fetch() as (server, buffer, replies, received):
         assert server.stop(grace).wait(20)
+        buffer.close()
+        buffer.wait_ended(20)  # although the reader has not seen it
         with pytest.raises(grpc.RpcError):
             received += replies
         assert not replies.is_active()
