@@ -280,6 +280,11 @@ impl Drop for Shared {
 }
 
 impl Operation {
+    fn new(running: Box<dyn Running>, result: Py<PyAny>) -> Self {
+        let state = Mutex::new(State { phase: Phase::Idle(running), callbacks: Vec::new(), waiters: 0 });
+        Self { shared: Arc::new(Shared { state, changed: Condvar::new() }), result }
+    }
+
     fn ended(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Ended> {
         runtime()?;
         let until = after(duration("timeout", timeout)?);
@@ -440,13 +445,7 @@ impl Communicator {
             return Err(PyValueError::new_err(text));
         }
         if let Some(out) = target.take() {
-            match together(
-                &elements,
-                &out,
-                verb,
-                |whole| communicator.part(whole, self.rank).start * size,
-                whole,
-            ) {
+            match together(verb, &elements, &out, communicator.part(whole, self.rank).start * size) {
                 // In place, the operand is the whole.
                 Some(true) => {
                     if elements.length() <= out.length() {
@@ -478,33 +477,17 @@ impl Communicator {
     }
 }
 
-impl Operation {
-    fn new(running: Box<dyn Running>, result: Py<PyAny>) -> Self {
-        let state = Mutex::new(State { phase: Phase::Idle(running), callbacks: Vec::new(), waiters: 0 });
-        Self { shared: Arc::new(Shared { state, changed: Condvar::new() }), result }
-    }
-}
-
-/// Returns whether the array and the output lie where the operation in place has them. `None` if they overlap
-/// otherwise.
-fn together(
-    array: &Elements,
-    out: &Elements,
-    verb: Verb,
-    part: impl Fn(usize) -> usize,
-    whole: usize,
-) -> Option<bool> {
-    let start = |elements: &Elements| elements.bytes().as_ptr().addr();
-    let (first, second) = (start(array), start(out));
-    if array.length() == 0 || out.length() == 0 {
+/// Returns whether the array and the output lie where the operation in place has them: the part of this rank begins
+/// `part` bytes after the whole. `None` if they overlap otherwise.
+fn together(verb: Verb, array: &Elements, out: &Elements, part: usize) -> Option<bool> {
+    let (first, second) = (array.bytes().as_ptr_range(), out.bytes().as_ptr_range());
+    if first.is_empty() || second.is_empty() || first.end <= second.start || second.end <= first.start {
         return Some(false);
     }
-    if first + array.length() <= second || second + out.length() <= first {
-        return Some(false);
-    }
+    let (first, second) = (first.start.addr(), second.start.addr());
     let fits = match verb {
-        Verb::AllGather => first == second + part(whole),
-        Verb::ReduceScatter(_) => second == first + part(whole),
+        Verb::AllGather => first == second + part,
+        Verb::ReduceScatter(_) => second == first + part,
         _ => first == second && array.length() == out.length(),
     };
     fits.then_some(true)
