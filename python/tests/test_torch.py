@@ -629,9 +629,9 @@ def train(model, rank, steps=6):
     return made, [parameter.detach().clone() for parameter in values]
 
 
-def equal(size, one, other):
+def equal(size, one, other, within=1e-5):
     # Two addends have one sum, whatever their order.
-    within = 0 if size == 2 else 1e-5
+    within = 0 if size == 2 else within
     for first, second in zip([torch.tensor(one[0]), *one[1]], [torch.tensor(other[0]), *other[1]], strict=True):
         torch.testing.assert_close(first, second, rtol=0, atol=within)
     assert one[0][0] != one[0][-1]
@@ -676,7 +676,7 @@ def check_hooks(rank, size, group):
                 state = powerSGD_hook.PowerSGDState(over, start_powerSGD_iter=2)
                 model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
             trained.append(train(model, rank))
-        equal(size, *trained)
+        equal(size, *trained, within=1e-3)  # the hooks round to 16 bits, or approximate
 
 
 def sharded():
