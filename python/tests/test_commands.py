@@ -28,7 +28,7 @@ def test_doctor_says_what_carries_a_call():
 def test_doctor_fails_without_the_native_part(tmp_path):
     package = FOLDER / "tonic_rdma"
     (tmp_path / "tonic_rdma").mkdir()
-    for name in ("_doctor.py", "_compare.py", "_compare_ends.py", "__main__.py"):
+    for name in ("_doctor.py", "_compare.py", "_compare_collectives.py", "_compare_ends.py", "__main__.py"):
         (tmp_path / "tonic_rdma" / name).write_text((package / name).read_text())
     (tmp_path / "tonic_rdma" / "__init__.py").touch()
     program = f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['tonic_rdma', 'doctor'];"
