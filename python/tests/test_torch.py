@@ -6,6 +6,7 @@ A test starts this file once for each rank, with the name of a function below as
 
 import copy
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -476,12 +477,12 @@ def callbacks():
     communicator.barrier().add_done_callback(lambda _: ended.set())
     assert ended.wait(50)
     # An error in a callback ends no thread that others need.
-    errors = []
-    threading.excepthook = errors.append
+    errors = queue.SimpleQueue()
+    threading.excepthook = errors.put
     communicator.barrier().add_done_callback(lambda _: 1 / 0)
     again = threading.Event()
     communicator.barrier().add_done_callback(lambda _: again.set())
-    assert again.wait(60) and errors[0].exc_type is ZeroDivisionError
+    assert again.wait(60) and errors.get(timeout=60).exc_type is ZeroDivisionError
     end()
 
 
