@@ -50,7 +50,7 @@ if options.hook:
     import tonic_rdma.torch
 
     model.register_comm_hook(dist.new_group(backend="tonic_rdma"), tonic_rdma.torch.allreduce_hook)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(2))
 times = []
