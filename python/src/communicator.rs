@@ -23,7 +23,7 @@ use crate::completions::{Callback, Completions};
 use crate::error::to_py;
 use crate::memory::Elements;
 use crate::runtime::{SIGNALS, after, duration, runtime};
-use crate::waits::{Made, Pending, drop_inside};
+use crate::waits::{Closable, Made, Pending, drop_inside};
 
 /// Operations on fewer bytes start in less time than it takes to release the interpreter's lock.
 const SMALL: usize = 64 << 10;
@@ -32,8 +32,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Elements of one type. Whoever makes it has checked that they are contiguous and aligned, and can be written if
-/// anything writes to them.
+/// Elements of one type. They are contiguous and aligned, and writable if the operation writes to them:
+/// `Communicator::operation` has checked this.
 struct Typed<T>(Elements, PhantomData<fn() -> T>);
 
 impl<T: Number> Typed<T> {
@@ -183,7 +183,7 @@ pub(crate) struct Operation {
 
 struct Shared {
     state: Mutex<State>,
-    /// Notified when the operation has ended, or when nobody waits for it any more.
+    /// Notified when the operation has ended, or when the thread that polled it has given up.
     changed: Condvar,
 }
 
@@ -217,7 +217,7 @@ impl Shared {
         }
     }
 
-    /// Has the runtime wait for the end if there are callbacks and nobody waits.
+    /// Has the runtime wait for the end if there are callbacks and no thread waits.
     fn attend(self: &Arc<Self>) -> PyResult<()> {
         let runtime = runtime()?;
         let mut state = lock(&self.state);
@@ -371,7 +371,7 @@ impl Operation {
 /// A group of ranks.
 #[pyclass(frozen, module = "tonic_rdma._native")]
 pub(crate) struct Communicator {
-    opened: Mutex<Option<Arc<collective::Communicator>>>,
+    opened: Closable<Arc<collective::Communicator>>,
     #[pyo3(get)]
     rank: usize,
     #[pyo3(get)]
@@ -381,15 +381,13 @@ pub(crate) struct Communicator {
 impl Communicator {
     fn of(communicator: collective::Communicator) -> Made<Self> {
         let (rank, size) = (communicator.rank(), communicator.size());
-        Made(Self { opened: Mutex::new(Some(Arc::new(communicator))), rank, size })
+        Made(Self { opened: Closable::new("communicator", Arc::new(communicator)), rank, size })
     }
 
     /// # Errors
     /// It is closed, or this process is a fork.
     fn opened(&self) -> PyResult<Arc<collective::Communicator>> {
-        runtime()?;
-        let opened = lock(&self.opened).clone();
-        opened.ok_or_else(|| PyRuntimeError::new_err("the communicator was closed here"))
+        self.opened.get()?.ok_or_else(|| PyRuntimeError::new_err("the communicator was closed here"))
     }
 
     fn operation(
@@ -650,13 +648,6 @@ impl Communicator {
     }
 
     fn close(&self, py: Python<'_>) {
-        let opened = lock(&self.opened).take();
-        py.detach(|| drop_inside(opened));
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        drop_inside(lock(&self.opened).take());
+        py.detach(|| self.opened.close());
     }
 }

@@ -99,7 +99,7 @@ impl Drop for Consumed {
 #[derive(Clone, Debug)]
 pub(crate) struct Elements {
     spec: TensorSpec,
-    /// Bytes from element to element along each dimension; as row-major ones where nobody goes.
+    /// Bytes from element to element along each dimension; as in row-major order for dimensions of at most one element.
     steps: Vec<isize>,
     /// Whether the steps are row-major.
     contiguous: bool,

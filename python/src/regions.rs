@@ -131,7 +131,8 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Begins an operation with the region, which goes home when the operation has ended, also if nobody waits.
+    /// Begins an operation with the region, which goes back to its array when the operation
+    /// has ended, also if the wait for it was given up.
     pub(crate) fn operate(mut self, begin: impl FnOnce(MemRegion) -> Memcpy) -> Operating {
         Operating(self.region.take().map(|region| (begin(region), self)))
     }

@@ -163,9 +163,16 @@ impl<T: Clone> Closable<T> {
     /// # Errors
     /// It is closed, or this process is a fork.
     pub(crate) fn open(&self) -> PyResult<T> {
+        self.get()?.ok_or_else(|| closed(self.kind))
+    }
+
+    /// Returns the value, or `None` if it is closed.
+    ///
+    /// # Errors
+    /// This process is a fork.
+    pub(crate) fn get(&self) -> PyResult<Option<T>> {
         runtime()?;
-        let value = self.value.lock().unwrap_or_else(PoisonError::into_inner).as_deref().cloned();
-        value.ok_or_else(|| closed(self.kind))
+        Ok(self.value.lock().unwrap_or_else(PoisonError::into_inner).as_deref().cloned())
     }
 
     /// Lets the value go; not in a fork.

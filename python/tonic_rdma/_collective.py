@@ -34,7 +34,7 @@ class Communicator:
     An array is an object with the buffer protocol or `__dlpack__`, or a capsule of DLPack: in host memory,
     contiguous, and writable if it gets a result; otherwise ValueError. Each method returns an `Operation` that
     has started. It goes on by itself: `operation.wait()`, `await operation`, or compute something else first.
-    Nobody may write to an array while an operation has it. The operation keeps it alive; one whose `Operation`
+    Do not write to an array while an operation has it. The operation keeps it alive; one whose `Operation`
     is dropped lets its arrays go at the next use of this package after its end.
 
     An operation that fails raises CollectiveError, or RankLost if a rank's process has ended. Then all later

@@ -64,7 +64,7 @@ pub(crate) struct Engine<L: RankLinks> {
     finished: Vec<(OperationId, Ended<L::Memory>)>,
     /// Memory that peers may still read from after a failure.
     kept: Vec<L::Memory>,
-    /// Memory of operations that nobody takes. It may be the caller's own, so it is dropped outside the
+    /// Memory of operations whose caller has dropped them. It may be the caller's own, so it is dropped outside the
     /// engine's lock.
     unwanted: Vec<CallerMemory<L::Memory>>,
     numbers: Numbers,
@@ -450,7 +450,7 @@ impl<L: RankLinks> Engine<L> {
         self.in_flight.is_empty()
     }
 
-    /// Takes the memory of operations that nobody takes.
+    /// Takes the memory of operations that were dropped and have ended.
     pub(crate) fn take_unwanted(&mut self) -> Vec<CallerMemory<L::Memory>> {
         std::mem::take(&mut self.unwanted)
     }
