@@ -1,12 +1,10 @@
-//! Runs the code of README and the book, and reads the files of the repository for `tests/source`, which
-//! checks layers, public API, documentation, links and lists.
+//! Reads the files of the repository for `tests/source`, which checks layers, public API, documentation, links and lists.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "for tests")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub mod book;
 pub mod pages;
 
 /// Returns the root of the repository.
@@ -37,29 +35,4 @@ pub fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
     }
     files.sort();
     files
-}
-
-/// Makes each block of Rust on the pages a doc test.
-macro_rules! pages {
-    ($($name:ident: $file:literal,)*) => {
-        $(#[cfg(doctest)]
-        #[doc = include_str!(concat!("../../", $file))]
-        pub struct $name;)*
-    };
-}
-
-pages! {
-    Readme: "README.md",
-    Balancing: "docs/book/src/balancing.md",
-    ByReference: "docs/book/src/by-reference.md",
-    Collectives: "docs/book/src/collectives.md",
-    CollectivesRunning: "docs/book/src/collectives-running.md",
-    LargeMessages: "docs/book/src/large-messages.md",
-    Metrics: "docs/book/src/metrics.md",
-    Migration: "docs/book/src/migration.md",
-    NativeCalls: "docs/book/src/native-calls.md",
-    Start: "docs/book/src/start.md",
-    Tensors: "docs/book/src/tensors.md",
-    Tls: "docs/book/src/tls.md",
-    Tuning: "docs/book/src/tuning.md",
 }

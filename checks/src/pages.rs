@@ -8,12 +8,12 @@ use crate::{files_of, read, root};
 /// The folder of the book's pages.
 pub const BOOK: &str = "docs/book/src";
 
-/// A page of Markdown, with the files that it includes.
+/// A page of Markdown.
 #[derive(Clone, Debug)]
 pub struct Page {
     /// The path of the page from the root of the repository.
     pub path: PathBuf,
-    /// The Markdown of the page, with the included files.
+    /// The Markdown of the page.
     pub text: String,
 }
 
@@ -47,7 +47,7 @@ pub fn sources() -> Vec<(PathBuf, String)> {
 
 impl Page {
     fn read(path: &Path) -> Self {
-        let text = with_includes(path, &read(path));
+        let text = read(path);
         Self { path: path.strip_prefix(root()).unwrap().to_owned(), text }
     }
 
@@ -99,15 +99,4 @@ pub fn inline_code(prose: &str) -> (Vec<String>, String) {
         rest.push_str("\n\n");
     }
     (code, rest)
-}
-
-/// Returns the text with the files that mdBook includes.
-fn with_includes(path: &Path, text: &str) -> String {
-    let folder = path.parent().unwrap();
-    let line =
-        |line: &str| match line.trim().strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}")) {
-            Some(file) => read(&folder.join(file.trim())),
-            None => format!("{line}\n"),
-        };
-    text.lines().map(line).collect()
 }

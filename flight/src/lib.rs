@@ -41,8 +41,3 @@ pub use client::{FlightClient, PutResults};
 pub use decode::{ALIGNMENT, BatchStream, Placement};
 pub use encode::{BatchEncoder, EncodedBatches};
 pub use server::FlightServer;
-
-/// Compiles the blocks of the book's page.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/book/src/flight.md")]
-struct Page;

@@ -30,8 +30,3 @@ pub mod sites;
 pub mod transfer;
 
 pub use error::{GraphError, GraphErrorKind};
-
-/// Compiles the blocks of the book's page, whose calls run in `tests/command/page`.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/book/src/graphs.md")]
-struct Page;

@@ -30,6 +30,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma_interop_matrix", "interop/src/matrix", 4),
     ("tonic_rdma_generate", "proto/generate/src", 4),
     ("tonic_rdma_checks", "checks/src", 4),
+    ("tonic_rdma_book", "checks/book/src", 4),
     ("tonic_rdma_test_support", "tests/support/src", 4),
 ];
 

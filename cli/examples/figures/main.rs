@@ -340,7 +340,7 @@ mod tests {
     /// The tables that README and the book show.
     #[test]
     fn stored_tables_match_their_runs() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/figures");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src/figures");
         if folder.exists() {
             check(&folder).unwrap();
         }

@@ -1,5 +1,5 @@
 //! Draws plans for the book, in `docs/book/src/pictures`, and counts what they send, in
-//! `docs/book/collectives`.
+//! `docs/book/src`.
 //!
 //! The pictures show what the planner plans: [`rounds`] carries the plans of all ranks out, and [`svg`] draws
 //! what moved. After a change of a plan,
@@ -50,7 +50,7 @@ fn the_table_of_the_book_counts_these_plans() {
         });
         writeln!(table, "| {ranks} | {} |", cells.join(" | ")).unwrap();
     }
-    is_in_the_book("collectives/plans.md", &table);
+    is_in_the_book("src/tables/plans.md", &table);
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! What the blocks of Rust on the pages need around them, for their hidden lines: runtimes, servers, clients
-//! and ranks.
+//! Runs the blocks of Rust in README and the book as doc tests, which `build.rs` makes of them. The public items are
+//! for the hidden lines of the blocks: runtimes, servers, clients and ranks.
 //!
-//! Each block is a doc test, which rustdoc runs in a process of its own.
+//! Rustdoc runs each block in a process of its own.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "for tests")]
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -233,3 +235,5 @@ pub fn ranks(size: usize, block: impl AsyncFn() -> Outcome) {
     let ended: Vec<_> = started.into_iter().map(|mut rank| rank.wait().unwrap()).collect();
     assert!(ended.iter().all(|status| status.success()), "the ranks ended with {ended:?}");
 }
+
+include!(concat!(env!("OUT_DIR"), "/pages.rs"));
