@@ -29,8 +29,7 @@ pub fn all() -> Vec<Page> {
 
 /// Returns the book's pages whose names begin with `prefix`.
 pub fn of_book(prefix: &str) -> Vec<Page> {
-    let begins = |page: &Page| page.path.file_name().unwrap().to_string_lossy().starts_with(prefix);
-    let is_of_book = |page: &Page| page.path.starts_with(BOOK) && begins(page);
+    let is_of_book = |page: &Page| page.path.starts_with(BOOK) && page.name().starts_with(prefix);
     let found: Vec<Page> = all().into_iter().filter(is_of_book).collect();
     assert!(!found.is_empty(), "the book has no page whose name begins with {prefix}");
     found
@@ -51,15 +50,34 @@ impl Page {
         Self { path: path.strip_prefix(root()).unwrap().to_owned(), text }
     }
 
-    /// Returns the page's text without blocks of code.
+    /// Returns the name of the page's file.
+    pub fn name(&self) -> &str {
+        self.path.file_name().unwrap().to_str().unwrap()
+    }
+
+    /// Returns the page's text without blocks of code and without comments.
     pub fn prose(&self) -> String {
-        let mut in_code = false;
+        let (mut in_code, mut in_comment) = (false, false);
         let is_prose = |line: &&str| {
-            let fence = line.trim_start().starts_with("```");
+            let line = line.trim_start();
+            let fence = line.starts_with("```");
             in_code ^= fence;
-            !in_code && !fence
+            let begins = line.starts_with("<!--");
+            let is_comment = begins || in_comment;
+            in_comment = is_comment && !line.ends_with("-->");
+            !in_code && !fence && !is_comment
         };
         self.text.lines().filter(is_prose).map(|line| format!("{line}\n")).collect()
+    }
+
+    /// Returns the commands in the page's blocks of shell commands, as one line each, without comments.
+    pub fn commands(&self) -> Vec<String> {
+        let blocks = self.text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let lines = blocks.map(|block| block.replace("\\\n", " "));
+        let plain = |line: &str| format!(" {line}").split(" #").next().unwrap_or_default().to_owned();
+        let commands = lines.flat_map(|block| block.lines().map(plain).collect::<Vec<_>>());
+        let commands = commands.flat_map(|line| line.split(" && ").map(words).collect::<Vec<_>>());
+        commands.filter(|command| !command.is_empty()).collect()
     }
 
     /// Returns the rows of the page's tables: the first cell of the table's head, and the cells of the row.
@@ -81,6 +99,21 @@ impl Page {
         }
         rows
     }
+}
+
+/// Returns the words of a text with one blank between them.
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the texts and the targets of the links and pictures of a text.
+pub fn targets(text: &str) -> Vec<(String, String)> {
+    let links = text.match_indices("](").filter_map(|(at, _)| {
+        let (target, _) = text[at + 2..].split_once(')')?;
+        let label = text[..at].rsplit_once('[').map_or("", |(_, label)| label);
+        Some((label.to_owned(), target.to_owned()))
+    });
+    links.collect()
 }
 
 /// Returns each inline code of a text, and the text without inline code.

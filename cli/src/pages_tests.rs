@@ -4,16 +4,19 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
+use tonic_rdma_checks::pages::{self, Page, inline_code};
+use tonic_rdma_checks::root;
 
 use crate::args::Cli;
 use crate::compare::modes::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
-const PROGRAMS: [&str; 6] = ["apt", "docker", "install", "pip", "python", "useradd"];
+const PROGRAMS: [&str; 10] =
+    ["apt", "cd", "docker", "git", "install", "kubectl", "pip", "python", "systemctl", "useradd"];
 /// Programs that start another program, which is the last word without a dash. `PROGRAM` is the reader's own.
 const LAUNCHERS: [&str; 3] = ["mpirun", "torchrun", "srun"];
 /// Packages with a command of their own, and their folders.
@@ -29,10 +32,11 @@ const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
 fn every_command_line_is_accepted() {
     let mut seen = 0;
     let mut faults = Vec::new();
-    for (page, text) in pages() {
-        for line in shell_lines(&text) {
+    for page in pages::all() {
+        for line in page.commands() {
             seen += 1;
-            faults.extend(fault(&line).map(|fault| format!("{page}: `{line}`: {fault}")));
+            let fault = fault(&line);
+            faults.extend(fault.map(|fault| format!("{}: `{line}`: {fault}", page.path.display())));
         }
     }
     assert!(faults.is_empty(), "command lines that don't work:\n{}", faults.join("\n"));
@@ -45,25 +49,30 @@ fn commands_and_options_in_sentences_are_accepted() {
     let of_package =
         |name: &str| COMMANDS.iter().any(|(_, folder)| fault_of_options(folder, &[name]).is_none());
     let mut faults = Vec::new();
-    for (page, text) in pages() {
-        for code in inline_code(&text) {
+    for page in pages::all() {
+        let name = page.path.display();
+        // The changelog names what was.
+        if page.path == Path::new("CHANGELOG.md") {
+            continue;
+        }
+        for code in inline_code(&page.prose()).0 {
             let words: Vec<&str> = code.split_whitespace().collect();
             match words.first() {
                 // A mention in a sentence may leave out required arguments.
                 Some(&"tonic-rdma") if words.len() > 1 => faults.extend(
                     refusal(&words)
                         .filter(|(kind, _)| *kind != ErrorKind::MissingRequiredArgument)
-                        .map(|(_, text)| format!("{page}: `{code}`: {text}")),
+                        .map(|(_, text)| format!("{name}: `{code}`: {text}")),
                 ),
                 Some(option) if option.starts_with("--") => {
-                    let name = option.split('=').next().unwrap();
-                    let of_python = fault_of_python(&[name]).is_none();
-                    if !known.contains(name)
-                        && !of_package(name)
+                    let option = option.split('=').next().unwrap();
+                    let of_python = fault_of_python(&[option]).is_none();
+                    if !known.contains(option)
+                        && !of_package(option)
                         && !of_python
-                        && !OPTIONS_OF_OTHERS.contains(&name)
+                        && !OPTIONS_OF_OTHERS.contains(&option)
                     {
-                        faults.push(format!("{page}: no command has the option {name}"));
+                        faults.push(format!("{name}: no command has the option {option}"));
                     }
                 }
                 _ => {}
@@ -132,8 +141,10 @@ fn wrong_command_lines_are_found() {
     ] {
         assert!(fault(line).is_some(), "{line}");
     }
-    assert_eq!(shell_lines("a\n```sh\nb \\\n  c # d\n\n# e\n```\n```text\nf\n```\n"), ["b c"]);
-    assert_eq!(inline_code("`a b` c `d`\n```sh\n`e`\n```\n"), ["a b", "d"]);
+    let text = "`a`\n```sh\nb \\\n  c && d # e\n\n# f\n```\n<!-- `g`\n`h` -->\n```text\n`i`\n```\n".into();
+    let page = Page { path: "README.md".into(), text };
+    assert_eq!(page.commands(), ["b c", "d"]);
+    assert_eq!(inline_code(&page.prose()).0, ["a"]);
 }
 
 /// Returns the fault of a line, or `None` if the line is valid.
@@ -259,66 +270,4 @@ fn options() -> BTreeSet<String> {
     let names =
         commands.flat_map(|command| command.get_arguments().filter_map(|argument| argument.get_long()));
     names.map(|name| format!("--{name}")).collect()
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
-}
-
-/// Returns README and all of the book, with their names.
-fn pages() -> Vec<(String, String)> {
-    let mut paths = vec![root().join("README.md")];
-    let mut folders = vec![root().join("docs/book")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|ending| ending == "md") {
-                paths.push(path);
-            }
-        }
-    }
-    let page = |path: &PathBuf| {
-        let name = path.strip_prefix(root()).unwrap().display().to_string();
-        (name, fs::read_to_string(path).unwrap())
-    };
-    paths.iter().map(page).collect()
-}
-
-/// Returns the lines of a page's blocks of shell commands, without comments.
-fn shell_lines(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        let Some(language) = line.trim_start().strip_prefix("```") else { continue };
-        let body: Vec<&str> =
-            lines.by_ref().take_while(|line| !line.trim_start().starts_with("```")).collect();
-        if language == "sh" {
-            let text = body.join("\n").replace("\\\n", " ");
-            let plain = |line: &str| {
-                let line = format!(" {line}");
-                let command = line.split(" #").next().unwrap_or_default();
-                command.split_whitespace().collect::<Vec<_>>().join(" ")
-            };
-            found.extend(text.lines().map(plain).filter(|line| !line.is_empty()));
-        }
-    }
-    found
-}
-
-/// Returns the inline code of a page.
-fn inline_code(text: &str) -> Vec<String> {
-    let mut prose = String::new();
-    let mut in_block = false;
-    for line in text.lines() {
-        if line.trim_start().starts_with("```") {
-            in_block = !in_block;
-        } else if !in_block {
-            prose += line;
-            prose.push('\n');
-        }
-    }
-    let spans = prose.split("\n\n").flat_map(|paragraph| paragraph.split('`').skip(1).step_by(2));
-    spans.map(|span| span.replace('\n', " ")).collect()
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use tonic_rdma_checks::pages::{self, BOOK, Page};
+use tonic_rdma_checks::pages::{self, BOOK, Page, targets};
 use tonic_rdma_checks::{files_of, read, root};
 
 #[test]
@@ -76,7 +76,7 @@ fn every_promise_has_tests_that_exist() {
 fn orphans(pages: &[Page]) -> Vec<String> {
     let summary = pages.iter().find(|page| page.path == Path::new(BOOK).join("SUMMARY.md")).unwrap();
     let listed: BTreeSet<PathBuf> =
-        targets(&summary.prose()).iter().map(|target| Path::new(BOOK).join(target)).collect();
+        targets(&summary.prose()).iter().map(|(_, target)| Path::new(BOOK).join(target)).collect();
     let is_orphan = |page: &&Page| {
         page.path.starts_with(BOOK)
             && page.path != summary.path
@@ -103,7 +103,7 @@ fn exists(path: &Path) -> bool {
 fn faults(page: &Page, pages: &[Page]) -> Vec<String> {
     let (code, text) = pages::inline_code(&page.prose());
     let mut faults: Vec<String> =
-        targets(&text).iter().filter_map(|target| fault(page, target, pages)).collect();
+        targets(&text).iter().filter_map(|(_, target)| fault(page, target, pages)).collect();
     for path in code.iter().flat_map(|code| named_files(code)) {
         if !exists(Path::new(&path)) {
             faults.push(format!("names a file that does not exist: {path}"));
@@ -138,15 +138,6 @@ fn fault(page: &Page, target: &str, pages: &[Page]) -> Option<String> {
     let of = pages.iter().chain([page]).find(|of| of.path == path);
     let has = of.is_some_and(|page| headings(page).iter().any(|found| found == heading));
     (!has).then(|| format!("{target}: {} has no such heading", path.display()))
-}
-
-/// Returns the targets of the links and pictures of a text.
-fn targets(text: &str) -> Vec<String> {
-    text.split("](")
-        .skip(1)
-        .filter_map(|rest| rest.split_once(')'))
-        .map(|(target, _)| target.to_owned())
-        .collect()
 }
 
 /// Returns the anchors of a page's headings, as mdBook and GitHub make them.

@@ -5,3 +5,4 @@ mod links;
 mod messages;
 mod metrics;
 mod variables;
+mod words;

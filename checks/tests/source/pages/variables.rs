@@ -8,7 +8,7 @@ use tonic_rdma_collective::{Launch, PlanChoice};
 
 use tonic_rdma_checks::{files_of, pages, read, root};
 
-/// The lines of a page about a variable ("- Default: ", "- Takes: " and so on), by their first word.
+/// The lines of a page about a variable ("- Default: ", "- Accepts: " and so on), by their first word.
 type Section = BTreeMap<String, String>;
 
 /// The beginning of the variables that [`Launch`] reads.
@@ -43,7 +43,7 @@ fn defaults_values_and_examples_are_those_of_the_code() {
         }
         let refused = of(&name, "").err().unwrap_or_else(|| panic!("{name}: the code takes anything"));
         let refused = refused.accepted().unwrap();
-        assert_eq!(refused, format!("takes {}", line("Takes")), "{name}");
+        assert_eq!(refused, format!("takes {}", line("Accepts")), "{name}");
         let config = of(&name, example(&name, &section))
             .unwrap_or_else(|error| panic!("the example of {name}: {error}"));
         // The software device reads its variables itself. A configuration only checks their values.
@@ -66,7 +66,7 @@ fn values_and_examples_of_the_launch_are_those_of_the_code() {
         let mut bad = set.clone();
         bad.insert(name.clone(), String::new());
         let refused = of(&bad).unwrap_err().to_string();
-        assert_eq!(refused, format!("{name}=\"\": takes {}", section["Takes"]));
+        assert_eq!(refused, format!("{name}=\"\": takes {}", section["Accepts"]));
     }
 }
 
@@ -140,10 +140,11 @@ fn sections() -> BTreeMap<String, Section> {
         let text = page.prose();
         for section in text.split("\n### ").skip(1) {
             let (name, body) = section.split_once('\n').unwrap();
-            let body = body.split("\n## ").next().unwrap().replace("\n  ", " ");
+            let body =
+                body.split("\n## ").next().unwrap().replace("\n  ", " ").replace("- Takes: ", "- Accepts: ");
             let entries = body.lines().filter_map(|line| line.strip_prefix("- ")?.split_once(": "));
             let entries: Section = entries.map(|(word, rest)| (word.to_owned(), rest.to_owned())).collect();
-            for word in ["Default", "Takes", "Trade-off", "Warning", "Example"] {
+            for word in ["Default", "Accepts", "Example"] {
                 let line = entries.get(word).unwrap_or_else(|| panic!("{name} has no line \"- {word}: \""));
                 assert!(!line.is_empty(), "{name}: {word}");
             }
