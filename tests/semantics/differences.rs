@@ -37,7 +37,7 @@ pub(crate) static ALL: &[Difference] = &[
         behaviour: "cancels::of_the_replies_alone",
         column: Column::Native,
         outcome: Declared::Outcome("the handler and the requests end, the connection goes on"),
-        because: "Dropping the replies cancels the call at once; over HTTP/2 the open stream of requests keeps it.",
+        because: "Dropping the replies cancels the call immediately; over HTTP/2 the open stream of requests keeps it.",
     },
     Difference {
         behaviour: "deadlines::of_a_call",

@@ -13,19 +13,24 @@ use crate::table::{self, GROUPS};
 const INTRODUCTION: &str = "\
 # What gRPC promises, in four columns
 
-A call behaves alike over stock TCP (tonic's channel and server), over the drop-in (the same over `RdmaConnector` and `RdmaIncoming`: HTTP/2 over
-RDMA), over native calls (`RdmaChannel` and `RdmaServer`: no HTTP/2), and in process (the same pair in one process, where calls
-[stay in it](native-calls.md#same-process-same-host-other-host)). `tests/semantics` has one function for each line below. It runs over each column, and its outcome must be the one that stands here. The tests know all differences from one list, with the reason for each. A difference that is
-not in the list fails a test, and so does an entry of the list that is no difference any more. A test also compares this page with the lists;
-`UPDATE_TABLE=1 cargo test --test semantics page` writes it anew.
+A call behaves alike over four transports:
 
-Each message's content is checked, byte for byte, at both ends.
+| column | client and server |
+|---|---|
+| stock TCP | tonic's channel and server |
+| drop-in | the same over `RdmaConnector` and `RdmaIncoming`: HTTP/2 over RDMA |
+| native | `RdmaChannel` and `RdmaServer`: RDMA without HTTP/2 |
+| in process | the same two in one process, where [calls stay](native-calls.md#same-process-same-host-other-host) |
+
+`tests/semantics` has a function for each behaviour, runs it over each column, and checks every message byte for byte on both sides. One list has all
+differences with their reasons. The tests fail if a difference is missing from the list, or if the list has one that no longer exists. They also write
+this page (`UPDATE_TABLE=1 cargo test --test semantics page`).
 ";
 
 const BEHAVIOURS: &str = "\
 # Behaviours, one by one
 
-The outcome of each behaviour over each column. [What gRPC promises](semantics.md) explains the columns, and lists the differences with their reasons.
+The outcome of each behaviour over each column; differences are bold. [What gRPC promises](semantics.md) explains the columns and has the reasons.
 ";
 
 #[test]
@@ -82,25 +87,33 @@ fn page() -> String {
         "\nOf {count} behaviours, {} are the same in all columns, and {differing} differ.\n",
         count - differing
     );
-    page.push_str("\n## Differences\n\n| behaviour | column | why |\n|---|---|---|\n");
-    for difference in differences::ALL {
-        let title = title_of(difference.behaviour);
+    page.push_str("\n## Differences\n\n| behaviours | column | why |\n|---|---|---|\n");
+    let rows = differences::ALL.iter().map(|difference| {
         let same = |column: &Column| {
             differences::find(difference.behaviour, *column).is_some_and(|it| std::ptr::eq(it, difference))
         };
         let columns: Vec<_> = Column::ALL.into_iter().filter(same).map(Column::heading).collect();
-        let _ = writeln!(page, "| {title} | {} | {} |", columns.join(", "), difference.because);
+        (difference.behaviour, format!("{} | {}", columns.join(", "), difference.because))
+    });
+    for (rest, names) in by_value(rows) {
+        let _ = writeln!(page, "| {} | {rest} |", titles_of(&names));
     }
     page.push_str(
         "\n## gRPC's own end-to-end tests\n\nThe tests of gRPC core (`test/core/end2end/tests` of \
-         [grpc/grpc](https://github.com/grpc/grpc)), and where their questions are asked here.\n\n| test | here |\n|---|---|\n",
+         [grpc/grpc](https://github.com/grpc/grpc)), and the behaviours that answer their questions here.\n\n| test | here |\n|---|---|\n",
     );
     for (test, counterpart) in TESTS {
-        let here = match counterpart {
-            Counterpart::In(names) => names.iter().map(|name| title_of(name)).collect::<Vec<_>>().join("; "),
-            Counterpart::Absent(why) => format!("*absent.* {why}"),
-        };
-        let _ = writeln!(page, "| `{test}` | {here} |");
+        if let Counterpart::In(names) = counterpart {
+            let _ = writeln!(page, "| `{test}` | {} |", titles_of(names));
+        }
+    }
+    page.push_str("\nThese have no counterpart:\n\n| tests | why |\n|---|---|\n");
+    let absent = TESTS.iter().filter_map(|(test, counterpart)| match counterpart {
+        Counterpart::Absent(why) => Some((*test, *why)),
+        Counterpart::In(_) => None,
+    });
+    for (why, tests) in by_value(absent) {
+        let _ = writeln!(page, "| `{}` | {why} |", tests.join("`, `"));
     }
     page
 }
@@ -137,10 +150,30 @@ fn cell(behaviour: &Behaviour, column: Column) -> String {
     }
 }
 
-/// Returns a behaviour's group and name in words.
-fn title_of(name: &str) -> String {
-    let group = GROUPS.iter().find(|group| group.behaviours.iter().any(|behaviour| behaviour.name == name));
-    format!("{}: {}", group.map_or("", |group| group.title), words(name))
+/// Returns the values in their order, each with all names that have it.
+fn by_value<'a, V: PartialEq>(rows: impl Iterator<Item = (&'a str, V)>) -> Vec<(V, Vec<&'a str>)> {
+    let mut found: Vec<(V, Vec<&str>)> = Vec::new();
+    for (name, value) in rows {
+        match found.iter_mut().find(|(of, _)| *of == value) {
+            Some((_, names)) => names.push(name),
+            None => found.push((value, vec![name])),
+        }
+    }
+    found
+}
+
+/// Returns the behaviours in words, with the title of each group before its own.
+fn titles_of(names: &[&str]) -> String {
+    let group_of = |name: &str| {
+        let mut groups = GROUPS.iter();
+        let group = groups.find(|group| group.behaviours.iter().any(|behaviour| behaviour.name == name));
+        group.map_or("", |group| group.title)
+    };
+    let groups = by_value(names.iter().map(|name| (*name, group_of(name))));
+    let title = |(group, names): (&str, Vec<&str>)| {
+        format!("{group}: {}", names.into_iter().map(words).collect::<Vec<_>>().join(", "))
+    };
+    groups.into_iter().map(title).collect::<Vec<_>>().join("; ")
 }
 
 fn words(name: &str) -> String {
