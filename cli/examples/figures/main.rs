@@ -8,10 +8,12 @@
 //! ```
 //!
 //! `NAME.json` has the commands, the columns, the selected rows, the date, and the JSON of each run.
-//! `NAME.md` is made only from this file. `headline.json` also gives `latency.svg`. The figures of
-//! `benches/paper` also give a picture each, and together `paper-summary.md`.
+//! `NAME.md` is made only from this file. `headline.json` also gives `latency.svg` and the table `mission.md`,
+//! `defaults.json` also gives `defaults.svg`. The figures of `benches/paper` also give a picture each, and
+//! together `paper-summary.md`.
 #![forbid(unsafe_code)]
 
+mod bars;
 mod page;
 mod paper;
 mod pictures;
@@ -122,6 +124,9 @@ fn figures(folder: &Path) -> Result<BTreeMap<String, Figure>, Failure> {
 /// Returns the files that one figure gives.
 fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> {
     let mut pages = vec![(format!("{name}.md"), figure.markdown()?)];
+    if name == "headline" {
+        pages.push(("mission.md".to_owned(), figure.mission()?));
+    }
     // Markdown would end a picture at an empty line.
     let pictures = pictures::pictures(name, figure)?.into_iter();
     pages.extend(pictures.map(|(file, svg)| (file, svg.replace("\n\n", "\n"))));
@@ -198,6 +203,37 @@ mod tests {
         assert!(page.contains("\n| 1 MiB | 1 | 900 µs | 3.00 |\n") && !page.contains("64 B"), "{page}");
         let svg = read(&folder.path().join("kept/latency.svg")).unwrap();
         assert!(svg.contains("grpc-rdma") && svg.contains("1 MiB") && !svg.contains("\n\n"));
+    }
+
+    #[test]
+    fn the_mission_has_a_row_for_each_mode_and_no_small_payload() {
+        let folder = tempfile::tempdir().unwrap();
+        stored(folder.path(), "mode=mode", "");
+        let page = read(&folder.path().join("kept/mission.md")).unwrap();
+        for line in [
+            "| p50, × grpc-tcp | 1 MiB |",
+            "| gRPC over TCP (`grpc-tcp`) | 900 µs |",
+            "| gRPC, drop-in (`grpc-rdma`) | 300 µs, 3.00 × |",
+            "| tensors, no calls (`rdma-zerocp`) | – |",
+        ] {
+            assert!(page.lines().any(|other| other == line), "{line} in {page}");
+        }
+    }
+
+    #[test]
+    fn bars_are_as_long_as_their_values_and_say_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = json!({ "optimised": true, "machine": { "cpu": "a processor", "cores": 2, "kernel": "6.1" },
+            "rows": [row("grpc-tcp", 64, 100.0, 5000), row("grpc-native", 64, 25.0, 5000)] });
+        let file = folder.path().join("run");
+        output::write_file(&file, &run.to_string()).unwrap();
+        let run = ["", "tonic-rdma compare", file.to_str().unwrap()];
+        store(folder.path(), "defaults", ["payload=payload|mode=mode", "", "2026-01-02"], &run).unwrap();
+        let svg = read(&folder.path().join("defaults.svg")).unwrap();
+        for part in ["width=\"220.0\"", "width=\"55.0\"", ">100 µs<", ">25.0 µs<", ">native calls<"] {
+            assert!(svg.contains(part), "{part} in {svg}");
+        }
+        assert!(!svg.contains("1 MiB") && !svg.contains("\n\n"), "{svg}");
     }
 
     #[test]
@@ -343,6 +379,26 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src/figures");
         if folder.exists() {
             check(&folder).unwrap();
+        }
+    }
+
+    /// README shows some rows of the output of `compare`. They are those of the stored run, so that README has one
+    /// value for one thing.
+    #[test]
+    fn the_output_in_readme_is_that_of_the_stored_run() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let figure: Figure = parse(&root.join("docs/book/src/figures/defaults.json")).unwrap();
+        let (cells, readme) = (figure.cells().unwrap(), read(&root.join("README.md")).unwrap());
+        for (bytes, size) in [(64, "64 B"), (1 << 20, "1 MiB")] {
+            let cell = cells.iter().find(|cell| cell[0].is_of(bytes, 1)).unwrap();
+            for mode in ["grpc-tcp", "grpc-rdma", "grpc-native"] {
+                let row = page::of_mode(cell, mode).unwrap();
+                let [p50, cpu] =
+                    [row.p50(), row.cpu()].map(|value| tonic_rdma_commands::units::micros(value.unwrap()));
+                let ratio = row.number("latency_ratio").unwrap();
+                let line = format!("│ {mode:<11} ┆ {size:>5} ┆ {p50:>7} ┆ {cpu:>7} ┆ {ratio:>9.2} │");
+                assert!(readme.lines().any(|other| other == line), "README lacks: {line}");
+            }
         }
     }
 }

@@ -30,12 +30,7 @@ impl Figure {
     /// Renders the page: the commands, the table, and the machine.
     pub(crate) fn markdown(&self) -> Result<String, Failure> {
         let columns = parse(&self.columns)?;
-        let mut page = "```sh\n".to_owned();
-        for run in &self.runs {
-            page.push_str(&run.command);
-            page.push('\n');
-        }
-        page.push_str("```\n\n");
+        let mut page = self.commands();
         let line = |fields: Vec<String>| format!("| {} |\n", fields.join(" | "));
         page.push_str(&line(columns.iter().map(|column| column.heading.to_owned()).collect()));
         page.push_str(&format!("|{}\n", "---|".repeat(columns.len())));
@@ -50,6 +45,43 @@ impl Figure {
         }
         page.push_str(&format!("\n{}\n", self.conditions()));
         Ok(page)
+    }
+
+    /// Renders another page of the same runs, with a row for each mode of [`MISSION`] and a column for each chosen
+    /// payload from 64 KiB on, one at a time.
+    pub(crate) fn mission(&self) -> Result<String, Failure> {
+        let is_shown = |cell: &Vec<Row<'_>>| {
+            cell[0].number("inflight") == Some(1.0) && cell[0].number("bytes") >= Some(65536.0)
+        };
+        let cells: Vec<_> = self.chosen()?.into_iter().filter(is_shown).collect();
+        let sizes = cells.iter().map(|cell| units::size(cell[0].value["bytes"].as_u64().unwrap_or(0)));
+        let mut page = self.commands();
+        page.push_str(&format!("| p50, × grpc-tcp | {} |\n", sizes.collect::<Vec<_>>().join(" | ")));
+        page.push_str(&format!("|---|{}\n", "---|".repeat(cells.len())));
+        for (mode, about) in MISSION {
+            page.push_str(&format!("| {about} (`{mode}`)"));
+            for cell in &cells {
+                let own = of_mode(cell, mode).and_then(|row| row.p50());
+                let tcp = of_mode(cell, TCP).and_then(|row| row.p50());
+                let text = match (own, tcp) {
+                    (Some(own), Some(tcp)) if mode != TCP => {
+                        format!("{}, {} ×", units::micros(own), ratio(tcp / own))
+                    }
+                    (Some(own), _) => units::micros(own),
+                    _ => dash(),
+                };
+                page.push_str(&format!(" | {text}"));
+            }
+            page.push_str(" |\n");
+        }
+        page.push_str(&format!("\n{}\n", self.conditions()));
+        Ok(page)
+    }
+
+    /// Returns the commands of the runs, as a block.
+    fn commands(&self) -> String {
+        let lines: String = self.runs.iter().map(|run| format!("{}\n", run.command)).collect();
+        format!("```sh\n{lines}```\n\n")
     }
 
     /// Returns the rows of all runs, by cell.
@@ -149,6 +181,10 @@ impl Figure {
 fn no_cell(wanted: &str) -> Failure {
     Failure::run(format!("the runs have no cell {wanted}"))
 }
+
+/// The modes that [`Figure::mission`] compares, and what they are.
+const MISSION: [(&str, &str); 3] =
+    [(TCP, "gRPC over TCP"), ("grpc-rdma", "gRPC, drop-in"), ("rdma-zerocp", "tensors, no calls")];
 
 /// The least number of operations for which a percentile is shown.
 const ENOUGH_FOR_P99: u64 = 100;
@@ -331,7 +367,7 @@ impl Row<'_> {
     }
 
     /// Returns the CPU time of both processes for an operation or mini-batch in microseconds.
-    fn cpu(&self) -> Option<f64> {
+    pub(crate) fn cpu(&self) -> Option<f64> {
         self.micros("cpu_us_per_op", "cpu_ms_per_minibatch").filter(|cpu| *cpu > 0.0)
     }
 

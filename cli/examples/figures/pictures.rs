@@ -3,6 +3,7 @@
 use tonic_rdma_commands::plot::{Axis, Content, Plot, Scale, Series, draw};
 use tonic_rdma_commands::{Context as _, Failure, units};
 
+use crate::bars;
 use crate::page::{Figure, Row, of_mode};
 use crate::paper::{speed_up, time_ratio};
 
@@ -42,8 +43,12 @@ struct Subject {
 
 /// Draws the pictures of the figure called `name`. Returns their files and contents.
 pub(crate) fn pictures(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> {
-    if name == "paper-10" {
-        return curves(name, figure);
+    match name {
+        "paper-10" => return curves(name, figure),
+        "defaults" => {
+            return Ok(bars::draw(figure)?.map(|svg| ("defaults.svg".into(), svg)).into_iter().collect());
+        }
+        _ => {}
     }
     let Some(subject) = subject(name) else { return Ok(Vec::new()) };
     let mut cells = figure.chosen()?;
