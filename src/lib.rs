@@ -1,10 +1,9 @@
 //! gRPC over RDMA, for tonic.
 //!
-//! A tonic service changes two lines: the line that listens and the line that connects. Its calls then go
-//! over RDMA where both sides have it, and over TCP where one side does not, on the same port. Stock gRPC
-//! clients and servers work with it unchanged. The software device is always there: it carries calls between
-//! processes of one host without a network card. The feature `ibverbs` adds InfiniBand, RoCE and iWARP
-//! devices.
+//! A tonic service changes two lines: the line that listens and the line that connects. Between processes of
+//! one host its calls then go through shared memory, by a software RDMA device that needs no network card.
+//! The feature `ibverbs` adds InfiniBand, RoCE and iWARP devices between hosts. Where one side has no RDMA,
+//! calls go over TCP on the same port, so stock gRPC clients and servers work unchanged.
 //!
 //! | what | by | changes |
 //! |---|---|---|
@@ -32,9 +31,9 @@
 //! | `tonic-rdma-verbs` | RDMA devices and registered memory, without tonic. It has all of the unsafe code |
 //!
 //! They are not on crates.io yet. Each has the same line in `Cargo.toml`, with its own name:
-//! `tonic-rdma = { git = "https://github.com/tonic-rdma/tonic-rdma" }`. With `rev = "..."`, which names a
-//! commit, all your programs have the same revision. `cargo doc --open` shows the pages of the packages that
-//! you use.
+//! `tonic-rdma = { git = "https://github.com/tonic-rdma/tonic-rdma" }`. Add `rev = "..."` with one commit for
+//! all your programs. `cargo doc --open` shows the pages of the packages that you use. The repository also has a
+//! package for Python.
 //!
 //! # Two lines
 //!
@@ -107,8 +106,8 @@
 //! # }
 //! ```
 //!
-//! Same process, same host, other host: three paths of this one API. Calls to a server of the same process, as
-//! here, stay in it, and no device carries them ([`RdmaConnectInfo::is_in_process`], [`Config::in_process`]).
+//! Calls to a server of the same process, as here, stay in it, and no device carries them
+//! ([`RdmaConnectInfo::is_in_process`], [`Config::in_process`]).
 //!
 //! # Cargo features
 //!
@@ -147,8 +146,8 @@
 //!
 //! | job | path |
 //! |---|---|
-//! | existing services and clients | [the byte stream](#two-lines): the two lines above, nothing else |
-//! | services whose clients are yours too | [native calls](#native-calls): two other lines, no HTTP/2 |
+//! | services whose clients are yours too, without TLS | [native calls](#native-calls): no HTTP/2 |
+//! | all other services and clients | [the drop-in](#two-lines): tonic's HTTP/2 over RDMA |
 //! | messages with `bytes` fields of 32 KiB and more | [`gather`]: sends these fields from where they are |
 //! | such messages over a network card | [`Pool::for_sending`](memory::Pool::for_sending): memory that a card can send from |
 //! | a loop that fills buffers and sends some of them | [`memory::sites`]: learns which buffers need such memory |
@@ -296,11 +295,11 @@
 //!
 //! # Where to read on
 //!
-//! - The guides in [`gather`] and [`memory::sites`]: when to use each, how, what it costs, and its limits.
+//! - The guides in [`gather`] and [`memory::sites`]: when to use each, how, its overhead, and its limits.
 //! - The folder `examples` of the repository: a greeter, native calls, streams, fallback, mutual TLS,
 //!   balancing, large messages, allocation sites and a parameter server that trains.
-//! - README and the book in the repository, for deployment, tuning, troubleshooting and measurements;
-//!   ARCHITECTURE.md for the layers of the code and the life of one message.
+//! - README and the book in the repository (`docs/book`): first call, Kubernetes, tuning, troubleshooting,
+//!   figures. ARCHITECTURE.md has the layers of the code and the life of one message.
 
 #![forbid(unsafe_code)]
 
