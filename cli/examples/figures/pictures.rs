@@ -66,7 +66,16 @@ pub(crate) fn pictures(name: &str, figure: &Figure) -> Result<Vec<(String, Strin
     let scale = if subject.logarithmic { Scale::Log } else { Scale::Linear };
     let content = Content::Bars { x: subject.x_axis, groups, bars };
     let plot = Plot { title: subject.title, y: Axis { name: subject.y_axis, scale }, content };
-    Ok(vec![(subject.file.to_owned(), draw(&[plot]).context(UNDRAWN)?)])
+    Ok(vec![(subject.file.to_owned(), svg(plot)?)])
+}
+
+/// Draws a plot, with other colours on dark pages.
+fn svg(plot: Plot<'_>) -> Result<String, Failure> {
+    const STYLE: &str = "<style>@media(prefers-color-scheme:dark){[fill='#FFFFFF']{fill:#0d1117}\
+        [fill='#000000']{fill:#f0f6fc}[stroke='#000000']{stroke:#f0f6fc}\
+        [fill='#662288']{fill:#b23ae0}[stroke='#662288']{stroke:#b23ae0}}</style>";
+    let svg = draw(&[plot]).context(UNDRAWN)?;
+    Ok(svg.replacen(">\n", &format!(">\n{STYLE}\n"), 1))
 }
 
 fn size(row: &Row<'_>) -> String {
@@ -153,7 +162,7 @@ fn curves(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure>
         let x = axis("seconds of training, without tests");
         let y = axis(if losses { "cross entropy" } else { "% right" });
         let content = Content::Lines { x, lines, marks: true };
-        let svg = draw(&[Plot { title: &title, y, content }]).context(UNDRAWN)?;
+        let svg = svg(Plot { title: &title, y, content })?;
         drawn.push((format!("{name}-{}.svg", first.run), svg));
     }
     Ok(drawn)

@@ -22,6 +22,16 @@ const GAP: usize = 24;
 const ROW: usize = 84;
 const TOP: usize = 44;
 
+/// The colours on dark pages.
+const STYLE: &str = "<style>\
+@media(prefers-color-scheme:dark){svg{fill:#f0f6fc}[fill='#ffffff']{fill:#0d1117}\
+[fill='#ddf4ff']{fill:#0c2d6b}[fill='#b6e3ff']{fill:#0f4a9c}[fill='#aceebb']{fill:#12602b}\
+[fill='#57606a']{fill:#9198a1}[stroke='#57606a']{stroke:#9198a1}[fill='#c2410c']{fill:#f0883e}\
+[stroke='#c2410c']{stroke:#f0883e}[fill='#0969da']{fill:#4493f8}\
+[stroke='#0969da']{stroke:#4493f8}[fill='#8250df']{fill:#ab7df8}\
+[stroke='#8250df']{stroke:#ab7df8}[fill='#1a7f37']{fill:#3fb950}\
+[stroke='#1a7f37']{stroke:#3fb950}}</style>";
+
 /// The colour of the arrows of each rank.
 const COLOURS: [&str; 4] = ["#c2410c", "#0969da", "#8250df", "#1a7f37"];
 /// The colour of an element, by how much of the sum is in it.
@@ -83,6 +93,7 @@ fn head(svg: &mut String, width: usize, height: usize, label: &str) {
              aria-label=\"{label}\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#1f2328\">"
         ),
     );
+    line(svg, STYLE);
     line(svg, &format!("<rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>"));
     line(svg, "<defs>");
     for (rank, colour) in COLOURS.iter().enumerate() {
