@@ -18,8 +18,11 @@ const BARS: [(&str, &str, &str); 4] = [
 /// The payloads, from left to right. One call is in flight.
 const PAYLOADS: [u64; 2] = [64, 1 << 20];
 
-/// What the panels show, from top to bottom: a title, and the value in microseconds.
-const SHOWN: [(&str, fn(&Row<'_>) -> Option<f64>); 2] =
+/// A value in microseconds.
+type Value = fn(&Row<'_>) -> Option<f64>;
+
+/// What the panels show, from top to bottom.
+const SHOWN: [(&str, Value); 2] =
     [("latency of a call (p50)", |row| row.p50()), ("CPU time per call, both processes", |row| row.cpu())];
 
 const STYLE: &str = "\
