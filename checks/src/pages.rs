@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use regex::Regex;
+
 use crate::{files_of, read, root};
 
 /// The folder of the book's pages.
@@ -108,12 +110,8 @@ fn words(text: &str) -> String {
 
 /// Returns the texts and the targets of the links and pictures of a text.
 pub fn targets(text: &str) -> Vec<(String, String)> {
-    let links = text.match_indices("](").filter_map(|(at, _)| {
-        let (target, _) = text[at + 2..].split_once(')')?;
-        let label = text[..at].rsplit_once('[').map_or("", |(_, label)| label);
-        Some((label.to_owned(), target.to_owned()))
-    });
-    links.collect()
+    let link = Regex::new(r"\[([^\]]*)\]\(([^)]*)\)").unwrap();
+    link.captures_iter(text).map(|found| (found[1].to_owned(), found[2].to_owned())).collect()
 }
 
 /// Returns each inline code of a text, and the text without inline code.

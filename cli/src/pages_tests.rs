@@ -83,13 +83,14 @@ fn commands_and_options_in_sentences_are_accepted() {
 }
 
 #[test]
-fn the_benchmarks_explain_every_mode() {
-    let page = fs::read_to_string(root().join("docs/book/src/benchmarks.md")).unwrap();
-    for mode in Mode::all() {
-        assert!(
-            page.contains(&format!("\n| `{mode}` | ")),
-            "docs/book/src/benchmarks.md does not explain {mode}"
-        );
+fn tables_have_every_mode_and_every_command() {
+    let modes = Mode::all().iter().map(|mode| ("benchmarks.md", mode.to_string()));
+    let command = Cli::command();
+    let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let commands = commands.map(|command| ("commands.md", format!("tonic-rdma {}", command.get_name())));
+    for (page, name) in modes.chain(commands) {
+        let has = pages::of_book(page).remove(0).text.contains(&format!("\n| `{name}` | "));
+        assert!(has, "{page} does not explain {name}");
     }
 }
 

@@ -37,7 +37,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
 /// The layers of the modules at the root of a crate, from the lowest to the highest. A module imports from
 /// lower layers only. Two modules of one layer do not import one another, except those in place of `*`: all
 /// modules that the line does not name, which define types.
-const LAYERS: &[(&str, &str)] = &[
+pub(crate) const LAYERS: &[(&str, &str)] = &[
     ("tonic_rdma", "error wire < protocol < endpoint < transport < grpc"),
     ("tonic_rdma_collective", "error < plan reduce memory group < link < engine < communicator < fusion"),
     ("tonic_rdma_flight", "encode decode < client server"),

@@ -1,8 +1,11 @@
 //! Compares the tables of figures on the pages with the files that they are copied from, figures in sentences with the
 //! tables, and the texts of pictures with the pictures.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
+
+use regex::{Match, Regex};
 
 use tonic_rdma_checks::pages::{self, BOOK, Page};
 use tonic_rdma_checks::root;
@@ -10,9 +13,8 @@ use tonic_rdma_checks::root;
 /// Figures in sentences that no table of the page has: the beginning of the page's name, the figures, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("benchmarks-collectives", "1.05 1.25", "limits of the check of the plans"),
-    ("containers", "100 20", "a period of the kernel, and a limit of the code"),
+    ("tuning", "12 1.5", "the page names the two commands that print them"),
     ("paper", "", "figures of the paper, which has its own tables"),
-    ("neighbours", "1.3 2.1 1.0 1.2 0.9 1.5 2.6 0.7 2.7", "extremes of several runs"),
 ];
 
 #[test]
@@ -77,25 +79,17 @@ fn texts_of_charts_name_all_of_the_legend_or_nothing_of_it() {
     }
     assert!(seen > 10, "only {seen} pictures were found: is this check broken?");
     let picture = "<text>\ngrpc-tcp\n</text><text>grpc-native</text><text>10 µs</text>";
-    assert_eq!(unnamed("Latency of grpc-tcp", picture), ["grpc-native"]);
-    assert_eq!(unnamed("grpc-tcp, grpc-native, grpc-rdma", picture), ["grpc-rdma"]);
-    assert_eq!(unnamed("grpc-native beside grpc-tcp", picture), [""; 0]);
+    assert_eq!(unnamed("Latency of grpc-tcp", picture), ["grpc-native".to_owned()].into());
+    assert_eq!(unnamed("grpc-tcp, grpc-native, grpc-rdma", picture), ["grpc-rdma".to_owned()].into());
+    assert_eq!(unnamed("grpc-native beside grpc-tcp", picture), BTreeSet::new());
 }
 
 /// Returns the modes that either the text or the picture's legend names, if the text names modes.
-fn unnamed(alt: &str, picture: &str) -> Vec<String> {
-    let modes = |text: &str| -> Vec<String> {
-        let words = text.split(|letter: char| !letter.is_alphanumeric() && letter != '-');
-        let is_mode = |word: &&str| ["grpc-", "rdma-"].iter().any(|prefix| word.starts_with(prefix));
-        words.filter(is_mode).map(str::to_owned).collect()
-    };
+fn unnamed(alt: &str, picture: &str) -> BTreeSet<String> {
+    let mode = Regex::new(r"\b(grpc|rdma)-[\w-]+").unwrap();
+    let modes = |text| mode.find_iter(text).map(|mode| mode.as_str().to_owned()).collect::<BTreeSet<_>>();
     let (named, drawn) = (modes(alt), modes(picture));
-    let lacks = |of: &[String], mode: &&String| !of.contains(mode);
-    let differ = drawn
-        .iter()
-        .filter(|mode| lacks(&named, mode))
-        .chain(named.iter().filter(|mode| lacks(&drawn, mode)));
-    if named.is_empty() { Vec::new() } else { differ.cloned().collect() }
+    if named.is_empty() { named } else { &named ^ &drawn }
 }
 
 /// README and the book's pages but those of design decisions, whose figures are of the day of the decision.
@@ -106,7 +100,7 @@ fn figure_pages() -> Vec<Page> {
 }
 
 /// A number with its decimals, and its unit. A ratio has none.
-type Figure = (f64, usize, &'static str);
+type Figure = (f64, usize, String);
 
 /// Returns the figures in the sentences of a page that no table has.
 fn faults(page: &Page, pages: &[Page]) -> Vec<String> {
@@ -127,11 +121,11 @@ fn faults(page: &Page, pages: &[Page]) -> Vec<String> {
         for name in paragraph.split("benches/figures ").skip(1).filter_map(|rest| rest.split('`').next()) {
             tables.extend(fs::read_to_string(root().join(BOOK).join(format!("figures/{name}.md"))));
         }
-        let known = figures(&tables, false);
-        for (text, figure) in figures(&pages::inline_code(paragraph).1, true) {
+        let known = in_table(&tables);
+        for (text, figure) in in_sentences(&pages::inline_code(paragraph).1) {
             // Times without tables are mostly limits.
-            let counts = is_measured || ["", "%"].contains(&figure.2);
-            if counts && !is_excepted(&text) && !known.iter().any(|(_, known)| fits(figure, *known)) {
+            let counts = is_measured || ["", "%"].contains(&&*figure.2);
+            if counts && !is_excepted(&text) && !known.iter().any(|known| fits(&figure, known)) {
                 faults.push(format!("{}: {text} {}", page.path.display(), figure.2));
             }
         }
@@ -141,59 +135,48 @@ fn faults(page: &Page, pages: &[Page]) -> Vec<String> {
 
 /// Returns the tables of a page, with all that `copy-tables` writes, and its sentences.
 fn split(page: &Page) -> (String, String) {
-    let (mut tables, mut rest) = (String::new(), String::new());
-    for part in page.text.split("<!-- end -->") {
-        let mark = ["<!-- table: ", "<!-- figures: "].iter().find_map(|mark| part.find(mark));
-        let (before, table) = part.split_at(mark.unwrap_or(part.len()));
-        tables += table;
-        rest += before;
-    }
-    for line in (Page { path: page.path.clone(), text: std::mem::take(&mut rest) }).prose().lines() {
-        let part = if line.trim_start().starts_with('|') { &mut tables } else { &mut rest };
+    let copied = Regex::new(r"(?s)<!-- (table|figures): .*?<!-- end -->").unwrap();
+    let mut tables: String = copied.find_iter(&page.text).map(|table| table.as_str()).collect();
+    let rest = Page { path: page.path.clone(), text: copied.replace_all(&page.text, "").into() };
+    let mut sentences = String::new();
+    for line in rest.prose().lines() {
+        let part = if line.trim_start().starts_with('|') { &mut tables } else { &mut sentences };
         *part += &format!("{line}\n");
     }
-    (tables, rest)
+    (tables, sentences)
 }
 
-/// Returns the numbers of a table, or the figures in sentences, which have units: all of "1.3, 1.5 and 2.0 times".
-fn figures(text: &str, is_sentence: bool) -> Vec<(String, Figure)> {
-    let is_between = |letter: char| letter.is_whitespace() || "|(),;:*".contains(letter);
-    let words: Vec<&str> = text.split(is_between).map(|word| word.trim_end_matches('.')).collect();
-    let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
-    let number = |word: &str| word.parse::<f64>().ok().filter(|_| word.as_bytes()[0].is_ascii_digit());
-    let mut found = Vec::new();
-    for (at, word) in words.iter().enumerate() {
-        let Some(value) = number(word) else { continue };
-        let is_of_list =
-            |word: &&&str| is_sentence && (number(word).is_some() || ["to", "and", "or"].contains(*word));
-        let mut rest = words[at + 1..].iter().skip_while(is_of_list);
-        let (next, then) = (rest.next().copied().unwrap_or_default(), rest.next());
-        let unit = match next {
-            // "512 × 8 KiB" is a product, and only figures with a fraction are measured.
-            "×" | "times"
-                if is_sentence
-                    && (then.is_some_and(|then| number(then).is_some()) || !word.contains('.')) =>
-            {
-                continue;
-            }
-            "%" => "%",
-            "µs" => "µs",
-            "ms" => "ms",
-            "×" | "times" => "",
-            _ if is_sentence => continue,
-            _ => "",
-        };
-        let decimals = word.split_once('.').map_or(0, |(_, fraction)| fraction.len());
-        found.push(((*word).to_owned(), (value, decimals, unit)));
-    }
-    found
+/// Returns the numbers of a table.
+fn in_table(table: &str) -> Vec<Figure> {
+    let number = Regex::new(r"(\d[\d.]*)(?: (%|µs|ms))?").unwrap();
+    number.captures_iter(table).filter_map(|found| figure(&found[1], found.get(2))).collect()
+}
+
+/// Returns the figures in sentences, which have units: all of "1.3, 1.5 and 2.0 times", but not the product "512 × 8 KiB".
+fn in_sentences(text: &str) -> Vec<(String, Figure)> {
+    let list = r"\b((?:\d[\d.]*,?\s(?:(?:to|and|or)\s)?)*\d[\d.]*)\s?(?:×(\s\d)?|times\b|(%|µs|ms\b))";
+    let (list, number) = (Regex::new(list).unwrap(), Regex::new(r"\d[\d.]*").unwrap());
+    let lists = list.captures_iter(text).filter(|found| found.get(2).is_none());
+    let figures = lists.flat_map(|found| {
+        let numbers: Vec<&str> = number.find_iter(&found[1]).map(|number| number.as_str()).collect();
+        let unit = found.get(3);
+        // Ratios without a fraction are not measured: "four times", "2 times".
+        let counts = numbers.into_iter().filter(move |number| unit.is_some() || number.contains('.'));
+        counts.filter_map(|text| Some((text.to_owned(), figure(text, unit)?))).collect::<Vec<_>>()
+    });
+    figures.collect()
+}
+
+fn figure(number: &str, unit: Option<Match<'_>>) -> Option<Figure> {
+    let decimals = number.split_once('.').map_or(0, |(_, fraction)| fraction.len());
+    Some((number.parse().ok()?, decimals, unit.map_or(String::new(), |unit| unit.as_str().to_owned())))
 }
 
 /// Returns whether a figure is a known one, rounded, or the difference of a known ratio to one in percent.
-fn fits((value, decimals, unit): Figure, (known, exact, of): Figure) -> bool {
-    let half = 0.5 * 0.1f64.powi(i32::try_from(decimals).unwrap()) + 1e-9;
+fn fits((value, decimals, unit): &Figure, &(known, exact, ref of): &Figure) -> bool {
+    let half = 0.5 * 0.1f64.powi(i32::try_from(*decimals).unwrap()) + 1e-9;
     let near = |of: f64| (value - of).abs() <= half;
     let in_percent = [known, known - 1.0, 1.0 - known, 1.0 - 1.0 / known, 1.0 / known - 1.0];
-    unit == of && exact >= decimals && near(known)
+    unit == of && exact >= *decimals && near(known)
         || unit == "%" && of.is_empty() && in_percent.iter().any(|ratio| near(ratio * 100.0))
 }
