@@ -64,6 +64,9 @@ fn commands_and_options_in_sentences_are_accepted() {
                         .filter(|(kind, _)| *kind != ErrorKind::MissingRequiredArgument)
                         .map(|(_, text)| format!("{name}: `{code}`: {text}")),
                 ),
+                Some(_) if code.contains("cargo test -p ") => {
+                    faults.extend(fault(&code).map(|fault| format!("{name}: `{code}`: {fault}")));
+                }
                 Some(option) if option.starts_with("--") => {
                     let option = option.split('=').next().unwrap();
                     let of_python = fault_of_python(&[option]).is_none();
@@ -222,10 +225,11 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     let value = |option: &str| own.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]);
     let package = value("-p");
     let command_of = COMMANDS.iter().find(|(name, _)| package == Some(name)).map(|(_, folder)| *folder);
-    let folder = command_of.or(package.map(|package| package.strip_prefix("tonic-rdma-").unwrap_or(".")));
-    if let Some(folder) = folder.filter(|folder| !root().join(folder).join("Cargo.toml").is_file()) {
-        return Some(format!("there is no package in {folder}"));
-    }
+    let folder = match package.map(member) {
+        Some(None) => return Some(format!("there is no package {}", package?)),
+        folder => folder.flatten(),
+    };
+    let folder = folder.as_deref();
     if let Some(feature) =
         value("--features").filter(|feature| !has_feature(folder.unwrap_or("cli"), feature))
     {
@@ -254,6 +258,16 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
         Some(folder) => fault_of_options(folder, passed),
         None => refusal(&[&["tonic-rdma"], passed].concat()).map(|(_, text)| text),
     }
+}
+
+/// Returns the folder of a member of the workspace.
+fn member(package: &str) -> Option<String> {
+    let workspace = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let members = workspace.lines().find(|line| line.starts_with("members = ")).unwrap();
+    let name = format!("\nname = \"{package}\"\n");
+    let has_name =
+        |folder: &&str| fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap().contains(&name);
+    members.split('"').skip(1).step_by(2).find(has_name).map(str::to_owned)
 }
 
 /// Returns whether the package in `folder` has this feature. The features of the command's package are the
