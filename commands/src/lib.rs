@@ -1,8 +1,9 @@
 //! What the commands of this repository, their benches and their tests share: how values of options are
 //! parsed and figures are written for people, the failures with their exit status, log messages, files, child
-//! processes, cores, statistics, tables and plots.
+//! processes, cores, statistics, tables, plots, and payloads that receivers can check.
 //!
-//! It is a part of the commands, not of the library: nothing here is published.
+//! It is a part of the commands, and no library for other programs: its API may change in any version. It is
+//! published because the commands are.
 #![forbid(unsafe_code)]
 
 pub mod cores;
@@ -12,6 +13,7 @@ mod failure;
 mod lists;
 mod named;
 pub mod output;
+pub mod payload;
 #[cfg(feature = "plot")]
 pub mod plot;
 pub mod process;

@@ -19,7 +19,6 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma_flight", "flight/src", 3),
     ("tonic_rdma_graph", "graph/src", 3),
     ("tonic_rdma_proto", "proto/generated/src", 3),
-    ("tonic_rdma_payload", "cli/payload/src", 3),
     ("tonic_rdma_commands", "commands/src", 3),
     ("tonic_rdma_cli", "cli/src", 4),
     ("tonic_rdma_graph_command", "graph/src/bin/tonic-rdma-graph", 4),

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{sleep, timeout};
 use tonic_rdma::unstable::connect_tcp;
 use tonic_rdma::{Config, Dialer, RdmaError};
-use tonic_rdma_payload::seeded::SplitMix64;
+use tonic_rdma_commands::payload::seeded::SplitMix64;
 use tonic_rdma_verbs::unstable::{Throttle, lock};
 
 use super::address::{Address, UnixName};

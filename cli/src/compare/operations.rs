@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma::VerbsError;
 use tonic_rdma::memory::Pool;
+use tonic_rdma_commands::payload::content::{self, Content, VARIANTS};
+use tonic_rdma_commands::payload::reduce::{Reduced, reduce_all};
 use tonic_rdma_commands::{Context as _, Failure};
-use tonic_rdma_payload::content::{self, Content, VARIANTS};
-use tonic_rdma_payload::reduce::{Reduced, reduce_all};
 
 use crate::workload::{self, Message, Workload};
 
@@ -277,8 +277,8 @@ mod tests {
             Self { load: self.load, content, registered: false, items }
         }
     }
-    use tonic_rdma_payload::content::{check_all, check_buffers};
-    use tonic_rdma_payload::reduce::reduce;
+    use tonic_rdma_commands::payload::content::{check_all, check_buffers};
+    use tonic_rdma_commands::payload::reduce::reduce;
 
     #[test]
     fn operations_follow_the_workload_and_their_content_follows_its_seed() {

@@ -8,7 +8,7 @@
 //!  report     table, JSON, progress bar
 //! ```
 //!
-//! This module never imports a command. The payloads themselves are the package `tonic-rdma-payload`.
+//! This module never imports a command. The payloads themselves are `tonic_rdma_commands::payload`.
 
 pub(crate) mod machine;
 pub(crate) mod process;

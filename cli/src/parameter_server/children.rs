@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
+use tonic_rdma_commands::payload::content::{Content, VARIANTS};
+use tonic_rdma_commands::payload::reduce::reduce;
+use tonic_rdma_commands::payload::seeded::mix;
 use tonic_rdma_commands::{Context as _, Failure, Flavour, cores, ends};
-use tonic_rdma_payload::content::{Content, VARIANTS};
-use tonic_rdma_payload::reduce::reduce;
-use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 

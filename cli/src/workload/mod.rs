@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use tonic_rdma_commands::payload::seeded::SplitMix64;
 use tonic_rdma_commands::{Named as _, units};
-use tonic_rdma_payload::seeded::SplitMix64;
 
 pub(crate) use crate::workload::models::{Model, Variable};
 

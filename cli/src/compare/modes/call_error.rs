@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::task::JoinError;
 use tonic_rdma::VerbsError;
+use tonic_rdma_commands::payload::reduce::Reduced;
 use tonic_rdma_commands::{Failure, units};
-use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_tensor::TensorError;
 
 use crate::compare::modes::placement::geometry::Discrepancy;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
-use tonic_rdma_payload::content::{SHARE, check_all, check_stamps};
-use tonic_rdma_payload::reduce::{Reduced, reduce_all};
-use tonic_rdma_payload::seeded::mix;
+use tonic_rdma_commands::payload::content::{SHARE, check_all, check_stamps};
+use tonic_rdma_commands::payload::reduce::{Reduced, reduce_all};
+use tonic_rdma_commands::payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::call_error::CallError;

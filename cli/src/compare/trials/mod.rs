@@ -20,8 +20,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::JoinSet;
 use tonic_rdma::unstable::Processors;
 use tonic_rdma_commands::cores::Usage;
+use tonic_rdma_commands::payload::seeded::mix;
 use tonic_rdma_commands::{Context as _, Failure};
-use tonic_rdma_payload::seeded::mix;
 use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::Caller;

@@ -26,7 +26,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::{JoinError, JoinSet};
 use tonic_rdma_commands::cores;
-use tonic_rdma_payload::seeded::SplitMix64;
+use tonic_rdma_commands::payload::seeded::SplitMix64;
 use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::Caller;

@@ -11,9 +11,9 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma_commands::cores::Usage;
+use tonic_rdma_commands::payload::content::Content;
+use tonic_rdma_commands::payload::reduce::Reduced;
 use tonic_rdma_commands::{Context as _, Failure};
-use tonic_rdma_payload::content::Content;
-use tonic_rdma_payload::reduce::Reduced;
 use tonic_rdma_proto::tensors::exchange_client::ExchangeClient;
 use tonic_rdma_proto::tensors::{
     BeginTrialRequest, EndTrialRequest, GetRequest, Mismatch, PushReply, PushRequest,

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use tokio::task::AbortHandle;
 use tonic::{Request, Response, Status};
 use tonic_rdma_commands::cores::Usage;
-use tonic_rdma_payload::content::{Content, VARIANTS, check_buffers, variant_seed};
-use tonic_rdma_payload::reduce::{Reduced, reduce_all};
-use tonic_rdma_payload::seeded::SplitMix64;
+use tonic_rdma_commands::payload::content::{Content, VARIANTS, check_buffers, variant_seed};
+use tonic_rdma_commands::payload::reduce::{Reduced, reduce_all};
+use tonic_rdma_commands::payload::seeded::SplitMix64;
 use tonic_rdma_proto::reference::reference_server::ReferenceServer;
 use tonic_rdma_proto::tensors::exchange_server::{Exchange, ExchangeServer};
 use tonic_rdma_proto::tensors::{
@@ -337,7 +337,7 @@ mod tests {
 
     use tonic::Code;
     use tonic::transport::Server;
-    use tonic_rdma_payload::content::check_all;
+    use tonic_rdma_commands::payload::content::check_all;
 
     use super::*;
     use crate::compare::modes::call_error::CallError;
@@ -534,7 +534,7 @@ mod sample_tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use tonic_rdma_payload::content::Content;
+    use tonic_rdma_commands::payload::content::Content;
 
     #[test]
     fn every_message_of_a_trial_is_kept_with_the_same_probability() {

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tonic::transport::Server;
-use tonic_rdma_payload::content::Content;
-use tonic_rdma_payload::reduce::{Reduced, reduce_all};
+use tonic_rdma_commands::payload::content::Content;
+use tonic_rdma_commands::payload::reduce::{Reduced, reduce_all};
 use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::call_error::CallError;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tonic_rdma_payload::content::{VARIANTS, begins, variant_seed};
-use tonic_rdma_payload::reduce::Reduced;
-use tonic_rdma_payload::seeded::mix;
+use tonic_rdma_commands::payload::content::{VARIANTS, begins, variant_seed};
+use tonic_rdma_commands::payload::reduce::Reduced;
+use tonic_rdma_commands::payload::seeded::mix;
 use tonic_rdma_proto::placement::{EndReply, Mismatch};
 use tonic_rdma_tensor::{Dtype, Shape, TensorError, TensorSpec};
 

@@ -10,9 +10,9 @@ use clap::ValueEnum as _;
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status};
-use tonic_rdma_payload::content::{SHARE, check_all, check_stamps, check_stamps_of};
-use tonic_rdma_payload::reduce::{Reduced, Reduction, reduce};
-use tonic_rdma_payload::seeded::mix;
+use tonic_rdma_commands::payload::content::{SHARE, check_all, check_stamps, check_stamps_of};
+use tonic_rdma_commands::payload::reduce::{Reduced, Reduction, reduce};
+use tonic_rdma_commands::payload::seeded::mix;
 use tonic_rdma_proto::placement::placement_server::Placement;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tonic::transport::Channel as Grpc;
 use tonic_rdma_commands::Failure;
-use tonic_rdma_payload::content::{Content, VARIANTS, offset_of, variant_seed};
+use tonic_rdma_commands::payload::content::{Content, VARIANTS, offset_of, variant_seed};
 use tonic_rdma_proto::placement::placement_client::PlacementClient;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest, ReleaseRequest};

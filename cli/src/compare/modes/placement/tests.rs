@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tonic::Code;
 use tonic::transport::Server;
-use tonic_rdma_payload::reduce::Reduced;
+use tonic_rdma_commands::payload::reduce::Reduced;
 use tonic_rdma_proto::placement::placement_client::PlacementClient;
 use tonic_rdma_proto::placement::placement_server::PlacementServer;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;

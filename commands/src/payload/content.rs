@@ -8,7 +8,7 @@ use std::collections::TryReserveError;
 
 use bytes::Bytes;
 
-use crate::seeded::mix;
+use super::seeded::mix;
 
 /// Bytes of a word of content.
 pub const WORD: usize = 8;

@@ -1,7 +1,7 @@
 //! The reduction that receivers compute over a payload: the largest element, and a digest of all bytes.
 
 use super::content::{STAMPS, WORD};
-use crate::seeded::mix;
+use super::seeded::mix;
 
 const ELEMENT: usize = size_of::<f32>();
 
