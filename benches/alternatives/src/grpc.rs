@@ -27,7 +27,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Config, Policy, RdmaChannel, RdmaConnector, RdmaIncoming, RdmaServer};
 use tonic_rdma_commands::process::{end_with_stdin, report_line};
 use tonic_rdma_commands::{Context as _, Failure};
-use tonic_rdma_payload::content::Content;
+use tonic_rdma_commands::payload::content::Content;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
