@@ -16,8 +16,8 @@ const MAX_PARTS: u64 = 64;
 
 const HELP: &str = "\
 Splits the model over processes, streams micro-batches through them in each mode in turn, and compares every tensor that crosses, and
-every result, with the unsplit model, bit by bit. Weights that the file leaves out get seeded random values.
-The transfer time is that of a replay: kernels do not run, and the tensors of the last micro-batch cross again.
+every result, with the unsplit model, bit by bit. All weights of 32-bit floats get random values of a fixed seed, because with constant
+weights a swapped tensor would go unnoticed. The transfer time is that of a replay: kernels do not run, and the tensors of the last micro-batch cross again.
 The exit status is 0 only if every check held; bad input makes it 2.
 
 Examples:
