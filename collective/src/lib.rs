@@ -165,8 +165,8 @@
 //! An operation that fails returns [`Failed`]: the error, and the elements. A rank that is killed gives
 //! [`RankLost`](CollectiveErrorKind::RankLost) on all others within milliseconds. A rank that is stopped
 //! gives [`Deadline`](CollectiveErrorKind::Deadline), and a rank that calls something else gives
-//! [`Mismatch`](CollectiveErrorKind::Mismatch). After the first error all operations of the communicator
-//! fail. [`shrink`](Communicator::shrink) gives the survivors a working group.
+//! [`Mismatch`](CollectiveErrorKind::Mismatch). After the first error of an
+//! operation that has started, all operations of the communicator fail. [`shrink`](Communicator::shrink) gives the survivors a working group.
 //!
 //! ```
 //! # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -209,8 +209,8 @@
 //!
 //! # Limits
 //!
-//! - At most 4096 ranks, and 2^40 − 1 elements in an operation. 64 operations of a communicator move at once;
-//!   65 536 may wait.
+//! - At most 4096 ranks. They compare the lengths of an operation up to 2^40 − 1 elements only. 64 operations of
+//!   the group move concurrently; 65 536 may be unfinished, and as many messages between two ranks.
 //! - Groups are not split. Several communicators in one process work, each with an address of its own.
 //! - Elements are not encrypted. Memory of [`allocate`](Communicator::allocate) counts against
 //!   `RDMA_PINNED_LIMIT`.

@@ -45,7 +45,7 @@ impl StaticSender {
         self.sent
     }
 
-    /// Returns whether a buffer is free for the next tensor. This costs one load, as
+    /// Returns whether a buffer is free for the next tensor. This costs little, as
     /// [`StaticReceiver::try_recv`] does.
     ///
     /// [`StaticReceiver::try_recv`]: crate::StaticReceiver::try_recv
@@ -64,7 +64,7 @@ impl StaticSender {
         self.sender.ready().await
     }
 
-    /// Returns how many of the sent tensors the receiver has not taken and released yet. This costs one load,
+    /// Returns how many of the sent tensors the receiver has not taken and released yet. This costs little,
     /// so a thread that polls may call it again and again, to learn that a tensor has been taken.
     ///
     /// # Errors
@@ -374,8 +374,8 @@ impl StaticReceiver {
         &self.spec
     }
 
-    /// Takes the next tensor if it has arrived. This costs one load of memory, which stays in the cache until
-    /// the sender writes to it. So a thread may call this again and again, between other work.
+    /// Takes the next tensor if it has arrived. This loads a word of memory, which stays in the cache until
+    /// the sender writes to it, and now and then does some work of the device. So a thread may call this again and again, between other work.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
