@@ -26,7 +26,7 @@ const COMMANDS: [(&str, &str); 3] = [
     ("tonic-rdma-training", "training"),
 ];
 /// Options of other programs, which pages mention.
-const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
+const OPTIONS_OF_OTHERS: [&str; 3] = ["--locked", "--network", "--ulimit"];
 
 #[test]
 fn every_command_line_is_accepted() {
