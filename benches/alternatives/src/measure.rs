@@ -8,11 +8,11 @@ use nix::time::{ClockId, clock_getcpuclockid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::cores::cpu_time;
+use tonic_rdma_commands::payload::content::{VARIANTS, check_all, check_stamps, variant_seed};
+use tonic_rdma_commands::payload::seeded::mix;
 use tonic_rdma_commands::process::report;
 use tonic_rdma_commands::statistics::{median, quantile};
 use tonic_rdma_commands::{Context as _, Failure};
-use tonic_rdma_commands::payload::content::{VARIANTS, check_all, check_stamps, variant_seed};
-use tonic_rdma_commands::payload::seeded::mix;
 
 use crate::Job;
 

@@ -11,10 +11,10 @@ use iceoryx2::port::notifier::Notifier;
 use iceoryx2::prelude::{Node, NodeBuilder, ipc};
 use iceoryx2::service::port_factory::request_response::PortFactory;
 use tonic_rdma::memory::Pool;
-use tonic_rdma_commands::process::{end_with_stdin, on_stdin, report_line};
-use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_commands::payload::content::{Content, VARIANTS, check_stamps_of, fill};
 use tonic_rdma_commands::payload::seeded::mix;
+use tonic_rdma_commands::process::{end_with_stdin, on_stdin, report_line};
+use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_tensor::{Arrived, Dtype, RdmaDevice, Shape, StaticSender, Tensor, TensorSpec};
 
 use crate::Job;
