@@ -166,7 +166,8 @@
 //! [`RankLost`](CollectiveErrorKind::RankLost) on all others within milliseconds. A rank that is stopped
 //! gives [`Deadline`](CollectiveErrorKind::Deadline), and a rank that calls something else gives
 //! [`Mismatch`](CollectiveErrorKind::Mismatch). After the first error of an
-//! operation that has started, all operations of the communicator fail. [`shrink`](Communicator::shrink) gives the survivors a working group.
+//! operation that has started, all operations of the communicator fail. [`shrink`](Communicator::shrink)
+//! gives the survivors a working group.
 //!
 //! ```
 //! # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
@@ -209,8 +210,9 @@
 //!
 //! # Limits
 //!
-//! - At most 4096 ranks. They compare the lengths of an operation up to 2^40 − 1 elements only. 64 operations of
-//!   the group move concurrently; 65 536 may be unfinished, and as many messages between two ranks.
+//! - At most 4096 ranks. They compare the lengths of an operation up to 2^40 − 1 elements only. 64
+//!   operations of the group move concurrently; 65 536 may be unfinished, and as many messages between two
+//!   ranks.
 //! - Groups are not split. Several communicators in one process work, each with an address of its own.
 //! - Elements are not encrypted. Memory of [`allocate`](Communicator::allocate) counts against
 //!   `RDMA_PINNED_LIMIT`.
