@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use support::{Child, ROLE, announce, free_address, is_alone, is_alone_with, raise_open_files};
@@ -15,7 +16,7 @@ use tonic_rdma_verbs::counting::{self, Counts, Limits};
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// Makes these ranks of a group on threads of their own, and adds their numbers. Then each of them calls `then`,
-/// before any of them leaves.
+/// before any of them leaves. Nobody calls it if one has failed.
 fn ranks(
     numbers: Range<usize>,
     size: usize,
@@ -24,7 +25,8 @@ fn ranks(
     then: impl Fn(usize) + Sync,
 ) -> Vec<Result<(), CollectiveError>> {
     let all_have_added = Barrier::new(numbers.len());
-    let rank = |rank: usize| {
+    let has_failed = AtomicBool::new(false);
+    let add = |rank: usize| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let builder = Communicator::builder().launch(Launch::new(rank, size, address));
         let builder = builder.plans(PlanChoice::Default).deadline(LIMIT).bootstrap_timeout(LIMIT);
@@ -33,10 +35,18 @@ fn ranks(
         let mut sum = [rank as f64];
         communicator.all_reduce(&mut sum[..], Reduction::Sum).wait()?;
         assert_eq!(sum, [(size * (size - 1) / 2) as f64]);
+        Ok((communicator, runtime))
+    };
+    let rank = |rank: usize| {
+        let added = add(rank);
+        has_failed.fetch_or(added.is_err(), Ordering::Relaxed);
+        // Those that failed come here, too, so that the others do not wait forever.
         all_have_added.wait();
-        then(rank);
+        if !has_failed.load(Ordering::Relaxed) {
+            then(rank);
+        }
         all_have_added.wait();
-        Ok(())
+        added.map(drop)
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = numbers.map(|number| scope.spawn(move || rank(number))).collect();
@@ -160,7 +170,9 @@ mod child {
                 std::io::read_to_string(std::io::stdin()).unwrap();
             }
         });
-        added.into_iter().for_each(|added| added.unwrap());
+        let failures: Vec<_> =
+            added.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
+        assert!(failures.is_empty(), "{failures:#?}");
     }
 }
 
