@@ -5,6 +5,7 @@ use std::ops::{Add, Sub};
 use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike as _};
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
@@ -83,6 +84,13 @@ pub fn pin_to(cores: &[usize]) -> io::Result<()> {
 /// Returns the user and system time that all threads of this process have used.
 pub fn cpu_time() -> Duration {
     read(ClockId::ProcessCPUTime)
+}
+
+/// Returns the user and system time of the child processes that have ended and were waited for, and of theirs.
+pub fn cpu_time_of_children() -> Duration {
+    let times = getrusage(UsageWho::RUSAGE_CHILDREN).map(|of| [of.user_time(), of.system_time()]);
+    let duration = |time: TimeVal| Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or(0));
+    times.map(|times| times.into_iter().map(duration).sum()).unwrap_or_default()
 }
 
 /// Returns the user and system time that this thread has used.
@@ -170,6 +178,14 @@ mod tests {
         let seen = std::thread::spawn(move || pin(core).map(|()| allowed())).join().unwrap();
         assert_eq!(seen.unwrap(), [core]);
         assert!(pin(CpuSet::MAX_CPU).unwrap_err().to_string().contains("cores are 0 to"));
+    }
+
+    #[test]
+    fn a_child_counts_when_it_has_ended() {
+        let before = cpu_time_of_children();
+        let busy = "i=0; while [ $i -lt 50000 ]; do i=$((i + 1)); done";
+        assert!(std::process::Command::new("sh").args(["-c", busy]).status().unwrap().success());
+        assert!(cpu_time_of_children() > before);
     }
 
     #[test]

@@ -39,6 +39,11 @@ impl fmt::Display for Machine {
 }
 
 impl Machine {
+    /// Returns the number of cores, also of those that this process may not use.
+    pub fn cores(&self) -> usize {
+        self.cores
+    }
+
     /// Describes this machine.
     pub fn this() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

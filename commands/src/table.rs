@@ -24,10 +24,12 @@ pub fn columns(headings: &[&str], texts: usize, rows: impl IntoIterator<Item = V
     table
 }
 
-/// Makes a table in Markdown, for documents. The first `texts` columns are aligned to the left.
+/// Makes a table in Markdown, for documents. The first `texts` columns are aligned to the left. A bar in a cell
+/// ends no column.
 pub fn markdown(headings: &[&str], texts: usize, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = with_headings(headings, ASCII_MARKDOWN, texts);
-    table.add_rows(rows);
+    let escaped = |row: Vec<String>| row.into_iter().map(|cell| cell.replace('|', r"\|")).collect::<Vec<_>>();
+    table.add_rows(rows.into_iter().map(escaped));
     table
 }
 
@@ -79,6 +81,8 @@ mod tests {
         assert_eq!(lines(columns(&["x", "y"], 1, rows())), [" x      y", " a      1", " bcd  234"]);
         let expected = ["| x   |   y |", "|-----|-----|", "| a   |   1 |", "| bcd | 234 |"];
         assert_eq!(lines(markdown(&["x", "y"], 1, rows())), expected);
+        let bar = [vec!["a|b".to_owned(), "1".to_owned()]];
+        assert_eq!(lines(markdown(&["x", "y"], 1, bar))[2], r"| a\|b | 1 |");
     }
 
     fn cells(line: &str) -> Vec<&str> {

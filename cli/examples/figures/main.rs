@@ -274,11 +274,11 @@ mod tests {
         output::write_file(&file, &run.to_string()).unwrap();
         let columns = "×=latency:grpc-rdma|in all=latency range:grpc-rdma|p99 ×=p99 ratio:grpc-rdma|\
                        throughput ×=throughput:grpc-rdma|over UDS ×=latency:grpc-rdma/grpc-uds";
-        let run = ["", "tonic-rdma compare --rounds 5", file.to_str().unwrap()];
+        let run = ["", "tonic-rdma compare --runs 5", file.to_str().unwrap()];
         store(folder.path(), "rates", [columns, "", "2026-01-02"], &run).unwrap();
         let page = read(&folder.path().join("rates.md")).unwrap();
         assert!(page.contains("\n| 2.50 | 0.90 to 12.0 | – | 3.50 | 2.00 |\n"), "{page}");
-        assert!(page.contains("Medians of 5 rounds; ×"), "{page}");
+        assert!(page.contains("Medians of 5 runs; ×"), "{page}");
     }
 
     #[test]

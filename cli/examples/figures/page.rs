@@ -171,7 +171,7 @@ impl Figure {
             parts.push("UNOPTIMISED".to_owned());
         }
         let runs = match result["rounds"].as_u64() {
-            Some(rounds @ 2..) => format!("Medians of {rounds} rounds"),
+            Some(runs @ 2..) => format!("Medians of {runs} runs"),
             _ => "One run".to_owned(),
         };
         format!("({}. {runs}; × says how many times better.)", parts.join("; "))
@@ -255,7 +255,7 @@ const FIGURES: [(&str, Shown); 31] = [
     ("speed", |row| row.number("gbytes_per_s").map(units::digits)),
     ("CPU", |row| row.cpu().map(units::micros)),
     ("switches", |row| row.number("switches_per_op").map(units::digits)),
-    // The least and the largest ratio of several rounds.
+    // The least and the largest ratio of several runs.
     ("latency range", |row| {
         let range = row.value["latency_ratio_range"].as_array()?;
         Some(format!("{} to {}", ratio(range.first()?.as_f64()?), ratio(range.get(1)?.as_f64()?)))
@@ -407,7 +407,7 @@ impl<'a> Column<'a> {
             Some(mode) => find(mode)?,
             None => *row,
         };
-        // The ratio to grpc-tcp of several rounds is the median of their ratios, and not the ratio of medians.
+        // The ratio to grpc-tcp of several runs is the median of their ratios, and not the ratio of medians.
         let stored = RATIOS.iter().find(|(figure, _)| *figure == self.figure && self.base == TCP);
         if let Some(stored) = stored.and_then(|(_, name)| row.value.get(name)) {
             return Ok(stored.as_f64().map_or_else(dash, ratio));

@@ -6,7 +6,7 @@
 //!            │            placement ════════════════  placement: tensors, written into the server's memory
 //!            │            memcpy
 //!            ├→ connections: in place of trials in cells, the cost of many connections
-//!            └→ results: rows, facts → table, JSON
+//!            └→ results: rows, facts → table, JSON; runs: the spread of several runs
 //! ```
 //!
 //! With `--server` the server process runs on another host, where `--listen` starts it. It is a child like the
@@ -20,6 +20,7 @@ pub(crate) mod operations;
 pub(crate) mod options;
 pub(crate) mod plan;
 pub(crate) mod results;
+mod runs;
 pub(crate) mod server;
 mod trials;
 
@@ -29,7 +30,7 @@ use indicatif::ProgressBar;
 use tonic_rdma_commands::cores::{self, Cores};
 use tonic_rdma_commands::ends;
 use tonic_rdma_commands::remote::Host;
-use tonic_rdma_commands::{Context as _, Failure, output};
+use tonic_rdma_commands::{Context as _, Failure, output, table};
 
 use crate::compare::connections::ConnectionMeter;
 use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
@@ -39,7 +40,7 @@ use crate::compare::plan::Plan;
 use crate::compare::results::{Checks, Facts, Row};
 use crate::compare::server::Addresses;
 use crate::compare::trials::{Meter, Participant, generator_polls};
-use crate::measure::machine::Costs;
+use crate::measure::machine::{Costs, Watch};
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::report::progress_bar;
 use crate::measure::settings::Http2;
@@ -47,6 +48,9 @@ use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
+    if options.list_modes {
+        return output::print(&list_of_modes(), None);
+    }
     let conditions = Conditions::of(options);
     if let Some(address) = &options.listen {
         return server::listen_for_callers(address, options);
@@ -63,23 +67,31 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     };
     // A connection that fails because the limit is too low is reported.
     let _ = raise_open_files();
-    output::check_files(&[("--json", options.json.as_deref())])?;
+    options.outputs.check()?;
     let (host, ends) = ends::call(PROGRAM, options.server.as_deref())?.unzip();
     // Must precede the pinning of this process to one core.
     let costs = Costs::measure();
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());
-    let progress = progress_bar(plan.parts().map(Plan::trials).sum::<u64>() * u64::from(options.rounds));
-    let measured = measure_rounds(options, &plan, cores, (rdma.as_ref(), host.as_ref()), &progress);
+    let progress = progress_bar(plan.parts().map(Plan::trials).sum::<u64>() * u64::from(options.runs));
+    let watch = Watch::start();
+    let measured = measure_runs(options, &plan, cores, (rdma.as_ref(), host.as_ref()), &progress);
     progress.finish_and_clear();
     let Measured { verdict, rows, checks, cores } = measured?;
-    let facts = Facts::new(&plan, options, (cores, costs), (verdict, ends), checks);
+    let warnings = [watch.warnings(), runs::that_stand_out(&rows)].concat();
+    let facts = Facts::new(&plan, options, (cores, costs, warnings), (verdict, ends), checks);
     results::show(options, &facts, &rows)
 }
 
-/// Measures all parts of the plan in each round, and returns the medians of the rounds. Each part of a round
-/// has a new server and new connections, because what differs between them, such as the addresses of their
-/// buffers, is part of the spread.
-fn measure_rounds(
+/// Returns a line for each mode: its name, and what it is.
+fn list_of_modes() -> String {
+    let modes = Mode::all().iter().map(|mode| vec![mode.to_string(), mode.meaning()]);
+    format!("{}\n", table::columns(&["mode", "what it is"], 2, modes))
+}
+
+/// Measures all parts of the plan in each run, and returns the medians of the runs. Each part of a run has a
+/// new server and new connections, because what differs between them, such as the addresses of their buffers,
+/// is part of the spread.
+fn measure_runs(
     options: &CompareOptions,
     plan: &Plan,
     cores: Option<Cores>,
@@ -87,8 +99,8 @@ fn measure_rounds(
     progress: &ProgressBar,
 ) -> Result<Measured, Failure> {
     let flavour = Conditions::of(options).runtime;
-    let (mut all, mut rounds) = (Measured::default(), Vec::new());
-    for _ in 0..options.rounds {
+    let (mut all, mut runs) = (Measured::default(), Vec::new());
+    for _ in 0..options.runs {
         let mut rows = Vec::new();
         for part in plan.parts() {
             let never_idle = part.is_open_loop() && generator_polls(cores.is_some());
@@ -100,12 +112,12 @@ fn measure_rounds(
             all.verdict = all.verdict.or(measured.verdict);
             all.cores = measured.cores;
         }
-        rounds.push(rows);
+        runs.push(rows);
     }
-    Ok(Measured { rows: results::medians(rounds), ..all })
+    Ok(Measured { rows: results::medians(runs), ..all })
 }
 
-/// What a run, or a part of a round, has measured.
+/// What a run, or a part of it, has measured.
 #[derive(Debug, Default)]
 struct Measured {
     verdict: Option<RdmaConnection>,

@@ -2,17 +2,17 @@
 
 use std::fmt::Display;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use serde::{Deserialize, Serialize, Serializer};
 use tonic_rdma_commands::cores::Cores;
+use tonic_rdma_commands::output::Outputs;
 use tonic_rdma_commands::units::{SIZE_FORMS, number, parse_decimal};
 use tonic_rdma_commands::{Flavour, List, ValueError, name_list, number_list, parse_set, units};
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::plan::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT, MAX_ROUNDS};
+use crate::compare::plan::{Direction, MAX_BYTES, MAX_CONNECTIONS, MAX_INFLIGHT, MAX_RUNS};
 use crate::measure::process::{Allocator, parse_job};
 use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{Encode, parse_provider};
@@ -22,148 +22,169 @@ use crate::workload::Workload;
 pub(crate) const PROGRAM: &str = "tonic-rdma compare";
 
 pub(crate) const HELP: &str = "\
-Lists are separated by commas. A second process is started as the server and ends with this one.
-Every answer is checked; any error makes the exit status 1, bad input makes it 2.
+Lists are separated by commas. A second process is started as the server and ends with this one. Every answer is checked; \
+any error makes the exit status 1, bad input makes it 2.
 
 Examples:
   tonic-rdma compare                                       twelve modes, nine cells, within 90 s
   tonic-rdma compare --quick                               fewer cells, within 15 s
   tonic-rdma compare --sizes 64,1MiB --inflight 1,32 --json out.json
   tonic-rdma compare --modes grpc-tcp,grpc-rdma,memcpy --sizes 1GiB --duration 5
-  tonic-rdma compare --workload uniform,random,skew        messages of ten buffers, as TensorFlow sends them
-  tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
-  tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
+  tonic-rdma compare --workload uniform,random,skew        messages of ten buffers
+  tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model
+  tonic-rdma compare --rate 1000,10000,50000               latency under load
   tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
-  tonic-rdma compare --defaults                            with #[tokio::main], the system's malloc, not pinned; also at rates
-  tonic-rdma compare --defaults --rounds 5                 the same five times: medians, and the spread of the latency
-  tonic-rdma compare --container                           the server in a container of its own, as another pod
-  tonic-rdma compare --connections 100                     cost of calls as connections grow, and memory of each
-  tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
+  tonic-rdma compare --defaults                            #[tokio::main], not pinned; also rates
+  tonic-rdma compare --defaults --runs 5                   five times: medians, spread, outliers
+  tonic-rdma compare --container                           the server as another pod
+  tonic-rdma compare --connections 100                     cost of connections
+  tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies, small requests
   tonic-rdma compare --listen 10.0.0.1:7000                on one of two hosts: the server
-  tonic-rdma compare --server 10.0.0.1:7000                on the other host: the same table, between both
-  tonic-rdma compare --defaults --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
+  tonic-rdma compare --server 10.0.0.1:7000                on the other host: the table
+  tonic-rdma compare --defaults --quick --at-least 0.5     fails below half of TCP";
 
 /// The options of `compare`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct CompareOptions {
-    /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, on both sides; not
-    /// with --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-tcp-shared (to the port
-    /// that also offers RDMA), grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference), grpc-native
-    /// (generated code as it is, over RDMA without HTTP/2), grpc-native-gather (likewise, payloads by
-    /// reference on both sides, sent from registered memory), grpc-reference (a native call carries a handle,
-    /// and its receiver fetches the payload from the client's registered memory), grpc-reference-tcp (likewise,
-    /// calls and fetches over TCP). Tensors without RPC, written to the memory
-    /// where the receiver expects them: rdma-cp (copied to registered memory first), rdma-zerocp (sent from
-    /// registered memory; both sides poll), rdma-zerocp-await (likewise, but both sides wait by futures). No
-    /// transport: memcpy (a copy within the client, as the limit of the memory)
-    /// [default: all but grpc-tcp-shared, grpc-reference-tcp and memcpy; with --runtime multi-thread not grpc-tcp-busy; with --defaults neither grpc-tcp-busy nor grpc-tcp-tuned]
+    /// Modes to compare, which --list-modes explains
+    ///
+    /// [default: all but grpc-tcp-shared, grpc-reference-tcp and memcpy; with --runtime multi-thread not grpc-tcp-busy; with
+    /// --defaults neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = name_list::<Mode>("mode"))]
     pub(crate) modes: Option<List<Mode>>,
-    /// Payload sizes, such as 64,4k,1MiB,1GiB (units are binary); gRPC modes take less than 2GiB
-    /// [default: 64 to 64MiB]
+    /// Show each mode with its meaning, and measure nothing
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) list_modes: bool,
+    /// Payload sizes, such as 64,4k,1MiB [default: 64 to 64MiB]
+    ///
+    /// Units are binary. gRPC modes take less than 2GiB.
     #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
     pub(crate) sizes: Option<List<u64>>,
-    /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten
-    /// buffers); resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 (one operation sends a message for
-    /// each of the model's variables); blocks (one operation sends 4096 blocks of 16 KiB that are scattered
-    /// in memory)
+    /// Traffic of deep learning, such as skew,resnet50
+    ///
+    /// Beside or in place of sizes. uniform, random, skew: a message of ten buffers. resnet50, alexnet, inception-v3,
+    /// vgg16, lstm, gru, fcn5: one operation sends a message for each of the model's variables. blocks: one operation sends 4096 blocks of 16 KiB
+    /// that are scattered in memory.
     #[arg(long, value_name = "LIST", value_parser = parse_workloads)]
     pub(crate) workload: Option<List<Workload>>,
-    /// Direction of payloads: up (in the request; the server checks them) or down (in the reply; the client
-    /// checks them just as thoroughly). Modes of tensors without RPC have no direction down
+    /// Direction of payloads: up or down
+    ///
+    /// up: in the request; down: in the reply. The receiver checks them, just as thoroughly in both directions. Modes of tensors without RPC have no direction
+    /// down.
     #[arg(long, value_name = "up|down", hide_possible_values = true, default_value = "up")]
     pub(crate) direction: Direction,
-    /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the
-    /// largest number of them
+    /// Numbers of calls in flight at once, such as 1,32
+    ///
+    /// With --rate, the largest number of them. [default: 1 to 512, by size]
     #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number of calls in flight", 1..=MAX_INFLIGHT))]
     pub(crate) inflight: Option<List<usize>>,
-    /// Open loop: operations offered each second, such as 1000,20000, even if answers are late; latency
-    /// counts from the time when each was due [default size: 64]
+    /// Open loop: operations offered a second, such as 1000,20000
+    ///
+    /// They begin even if answers are late, and latency counts from the time when each was due. [default size: 64]
     #[arg(long, value_name = "LIST", value_parser = parse_rates)]
     pub(crate) rate: Option<List<f64>>,
-    /// Cost of connections, in place of the comparison of sizes: latency with 1, 2, 4 to N connections, all
-    /// of them busy or all but one idle, and the memory of each connection. --inflight is for each busy
-    /// connection [default modes: grpc-tcp, grpc-rdma, grpc-native; default size: 64]
+    /// Cost of connections: latency and memory with 1 to N of them
+    ///
+    /// With 1, 2, 4 to N, in place of the comparison of sizes. All of them are busy, or all but one idle. --inflight is for each
+    /// busy connection. [default modes: grpc-tcp, grpc-rdma, grpc-native; default size: 64]
     #[arg(long, value_name = "N", value_parser = number::<usize>("number of connections", 1..=MAX_CONNECTIONS), conflicts_with_all = ["workload", "rate", "at_least"])]
     pub(crate) connections: Option<usize>,
-    /// Time to measure each cell in each mode, in seconds or with a unit (300ms, 2m)
-    /// [default: such that the run ends within 90 s]
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time)]
+    /// Time for each cell in each mode, in seconds or with a unit (2m)
+    ///
+    /// Such as 300ms. [default: such that the run ends within 90 s]
+    #[arg(short = 't', long, value_name = "TIME", value_parser = units::parse_time)]
     pub(crate) duration: Option<Duration>,
-    /// Measure all cells N times, round after round, each with a new server and new connections, and show the
-    /// median of each figure. Ratios are medians of the ratios of each round, also for --at-least. Operations
-    /// and errors are those of all rounds, and the times of the other options are for one round
-    #[arg(long, value_name = "N", value_parser = number::<u32>("number of rounds", 1..=MAX_ROUNDS), default_value = "1", conflicts_with = "connections")]
+    /// Measure all cells N times, and show medians and spread
+    ///
+    /// The spread is that from the least to the largest run. Each run has a new server and new connections. Ratios are medians of the ratios of each run, also for --at-least.
+    /// Operations and errors are those of all runs, and the times of the other options are for one run. Warns of a first
+    /// run that was slower, and from 5 runs on of runs that stand out.
+    #[arg(short = 'r', long, alias = "rounds", value_name = "N", value_parser = number::<u32>("number of runs", 1..=MAX_RUNS), default_value = "1", conflicts_with = "connections")]
     #[serde(skip)]
-    pub(crate) rounds: u32,
-    /// RDMA provider: auto, soft, ibverbs, or the name of a device
-    #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
+    pub(crate) runs: u32,
+    /// RDMA provider: auto, soft, ibverbs, or a device
+    #[arg(short = 'd', long, value_name = "NAME", value_parser = parse_provider, default_value = "auto")]
     pub(crate) provider: String,
     /// RDMA provider of the server, if it differs from the client's [default: as --provider]
-    #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider)]
+    #[arg(long, hide_short_help = true, value_name = "NAME", value_parser = parse_provider)]
     pub(crate) server_provider: Option<String>,
-    /// HTTP/2 windows and frames, for all modes: tonic's defaults, the best ones for grpc-tcp, or
-    /// STREAM/CONNECTION/FRAME sizes of your own
-    #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
+    /// HTTP/2 windows and frames: default, tuned, or sizes
+    ///
+    /// For all modes. Sizes are STREAM/CONNECTION/FRAME; default is tonic's own, tuned what is best for grpc-tcp.
+    #[arg(long, value_name = "SIZES", value_parser = Http2::parse, default_value = "default")]
     pub(crate) http2: Http2,
-    /// Encoding of messages with payloads: copy (into one buffer, as generated code does), or gather (by
-    /// reference with tonic_rdma::gather, in all modes)
+    /// Encoding of messages: copy or gather
+    ///
+    /// copy: into one buffer, as generated code does. gather: by reference with tonic_rdma::gather, in all modes.
     #[arg(long, value_name = "copy|gather", hide_possible_values = true, default_value = "copy")]
     pub(crate) encode: Encode,
-    /// Use of a payload by the receiver, after its check and before its answer: auto (modes that carry
-    /// tensors find the largest element, gRPC modes leave the bytes as they are), reduce-max (all modes find
-    /// the largest element), none
-    #[arg(long, value_name = "auto|reduce-max|none", hide_possible_values = true, default_value = "auto")]
+    /// Use of payloads by receivers: auto, reduce-max, none
+    ///
+    /// After its check and before its answer. auto: modes that carry tensors find the largest element, gRPC modes leave the
+    /// bytes as they are. reduce-max: all modes find the largest element. none: no mode does.
+    #[arg(long, value_name = "USE", hide_possible_values = true, default_value = "auto")]
     pub(crate) consume: Consume,
-    /// Tokio runtime of both processes: idle-polling (current-thread, built with
-    /// tonic_rdma::runtime::idle_polling), current-thread and multi-thread as tokio builds them; without
-    /// WORKERS there are as many workers as cores [default: idle-polling]
-    #[arg(long, value_name = "idle-polling|current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse)]
+    /// Tokio runtime of both processes [default: idle-polling]
+    ///
+    /// idle-polling, current-thread or multi-thread[:WORKERS]. idle-polling is current-thread, built with tonic_rdma::runtime::idle_polling; current-thread and multi-thread are as
+    /// tokio builds them. Without WORKERS there are as many workers as cores.
+    #[arg(long, value_name = "RUNTIME", value_parser = Flavour::parse)]
     pub(crate) runtime: Option<Flavour>,
-    /// Keep each process on a core of its own, if both have one thread and there are two cores [default: yes]
+    /// Keep each process on a core of its own [default: yes]
+    ///
+    /// Only if both have one thread and there are two cores.
     #[arg(long, value_name = "yes|no", value_parser = parse_yes_or_no)]
     pub(crate) pin: Option<bool>,
-    /// Allocator of both processes: mimalloc, or the system's, which a Rust program has by default
-    /// [default: mimalloc]
-    #[arg(long, value_name = "system|mimalloc", hide_possible_values = true)]
+    /// Allocator of both: system or mimalloc [default: mimalloc]
+    ///
+    /// A Rust program has the system's by default.
+    #[arg(long, value_name = "NAME", hide_possible_values = true)]
     pub(crate) allocator: Option<Allocator>,
-    /// Start the server in a container of its own: another user, pid, ipc and mount namespace, as another pod
-    /// of the same node has. The software device then copies bytes through a ring, as between processes that
-    /// don't trust one another. Needs unshare (util-linux)
+    /// Start the server in a container, as another pod of this node
+    ///
+    /// It has another user, pid, ipc and mount namespace. The software device then copies bytes through a ring, as between
+    /// processes that don't trust one another. Needs unshare (util-linux).
     #[arg(long, conflicts_with = "connections")]
     pub(crate) container: bool,
-    /// Settings of a program that chooses nothing: --runtime multi-thread --pin no --allocator system, and
-    /// cells of its own, among them 1000, 10000 and 30000 calls a second (with --quick 1000), there without
-    /// --modes in grpc-tcp, grpc-uds, grpc-rdma and grpc-native. Each of the three options takes precedence
-    /// if it is given too, and --sizes, --workload, --inflight or --rate in place of all of these cells
+    /// Settings of a program that chooses none; also calls at rates
+    ///
+    /// --runtime multi-thread --pin no --allocator system, and cells of its own, among them 1000, 10000 and 30000 calls a second (with --quick 1000), there without --modes in
+    /// grpc-tcp, grpc-uds, grpc-rdma and grpc-native. Each of the three options takes precedence if it is given too, and
+    /// --sizes, --workload, --inflight or --rate in place of all of these cells.
     #[arg(long, alias = "newcomer")]
     pub(crate) defaults: bool,
-    /// End with exit status 1 if a mode that uses RDMA, or grpc-tcp-shared, has less than RATIO times the
-    /// throughput (operations a second) of grpc-tcp in any cell without a rate, and name mode, cell and ratio
+    /// Fail if RDMA has less than RATIO times grpc-tcp's throughput
+    ///
+    /// The exit status is 1 then. Counts operations a second of each mode that uses RDMA, and of grpc-tcp-shared, in each cell without a rate. The
+    /// message names mode, cell and ratio.
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
     pub(crate) at_least: Option<f64>,
-    /// Write the rows as JSON to this file; - is stdout
-    #[arg(long, value_name = "FILE")]
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) json: Option<PathBuf>,
-    /// Fewer cells, less time: ends within 15 s, with --defaults within 20 s
-    #[arg(long)]
+    pub(crate) outputs: Outputs,
+    /// Fewer cells: ends within 15 s, with --defaults within 20 s
+    #[arg(short = 'q', long)]
     pub(crate) quick: bool,
-    /// Be the server of comparisons that run on another host, for one caller at a time, until a signal comes.
-    /// Takes --provider and --limit; the caller has the other options. The server of each caller listens on
-    /// free ports of the address that was called
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = [
-        "modes", "sizes", "workload", "direction", "inflight", "rate", "connections", "duration", "rounds", "server_provider", "http2", "encode", "consume", "runtime", "pin", "allocator", "container", "defaults", "at_least", "json", "quick", "server"
+    /// Be the server of comparisons that another host runs
+    ///
+    /// Until a signal comes, and for one caller at a time. Takes --provider and --limit; the caller has the other options. The server of each caller
+    /// listens on free ports of the address that was called.
+    #[arg(short = 's', long, value_name = "HOST:PORT", conflicts_with_all = [
+        "modes", "list_modes", "sizes", "workload", "direction", "inflight", "rate", "connections", "duration", "runs", "server_provider", "http2", "encode", "consume", "runtime", "pin", "allocator", "container", "defaults", "at_least", "json", "csv", "markdown", "quick", "server"
     ])]
     #[serde(skip)]
     pub(crate) listen: Option<String>,
-    /// With --listen: the most memory that a caller's server may take, and as much registered memory
+    /// With --listen: the most memory of a caller's server
+    ///
+    /// And as much registered memory.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, requires = "listen", default_value = "4GiB")]
     #[serde(skip)]
     pub(crate) limit: u64,
-    /// Measure between this host and the one where `tonic-rdma compare --listen` runs, at this address. --provider
-    /// is of this end. The modes lack grpc-uds, whose sockets are of one host
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["connections", "container", "server_provider"])]
+    /// Measure between this host and that where --listen runs
+    ///
+    /// At this address. --provider is of this end. The modes lack grpc-uds, whose sockets are of one host.
+    #[arg(short = 'c', long, value_name = "HOST:PORT", conflicts_with_all = ["connections", "container", "server_provider"])]
     #[serde(skip)]
     pub(crate) server: Option<String>,
 }
@@ -234,7 +255,7 @@ fn parse_rates(text: &str) -> Result<List<f64>, ValueError> {
 }
 
 /// Parses a ratio of throughputs, such as `0.5`.
-fn parse_ratio(text: &str) -> Result<f64, ValueError> {
+pub(crate) fn parse_ratio(text: &str) -> Result<f64, ValueError> {
     parse_decimal("ratio", text, 0.01..=1000.0)
 }
 

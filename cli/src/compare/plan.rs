@@ -345,8 +345,8 @@ pub(crate) const MAX_BYTES: u64 = 1 << 40;
 /// The largest number of calls in flight on the command line.
 pub(crate) const MAX_INFLIGHT: u64 = 16_384;
 
-/// The largest number of rounds on the command line.
-pub(crate) const MAX_ROUNDS: u64 = 99;
+/// The largest number of runs on the command line.
+pub(crate) const MAX_RUNS: u64 = 99;
 
 /// The largest number of calls in flight in an open loop without `--inflight`, and of bytes in them. With
 /// some thousands of small calls at once h2 takes a peer for hostile and ends the connection

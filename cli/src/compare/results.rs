@@ -5,13 +5,14 @@
 use serde::Serialize;
 use tonic_rdma_commands::cores::Cores;
 use tonic_rdma_commands::ends::Ends;
-use tonic_rdma_commands::statistics::median;
+use tonic_rdma_commands::statistics::{median, range};
 use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, units};
 
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions};
 use crate::compare::plan::{Cell, Direction, Plan};
+use crate::compare::runs::Runs;
 use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
 use crate::measure::settings::{Consume, Http2Sizes};
@@ -50,6 +51,8 @@ pub(crate) struct Row {
     /// Context switches of both processes, and those in which a thread went to sleep.
     pub(crate) switches_per_op: f64,
     pub(crate) sleeps_per_op: f64,
+    #[serde(flatten)]
+    pub(crate) runs: Runs,
     #[serde(flatten)]
     pub(crate) ratios: Ratios,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,32 +110,29 @@ impl Row {
         (one > 0.0 && self.p50_us > 0.0).then(|| self.p50_us / one)
     }
 
-    /// Returns the row of several `rounds` of one mode in one cell: medians, and counts of all rounds. A figure
-    /// that most rounds lack has no median.
-    fn of_rounds(rounds: &[&Self]) -> Option<Self> {
-        let first = *rounds.first()?;
-        let has_calls = rounds.iter().any(|row| row.ops > 0);
-        let measured = || rounds.iter().filter(move |row| row.ops > 0 || !has_calls);
+    /// Returns the row of several `runs` of one mode in one cell: medians, and counts of all runs. A figure
+    /// that most runs lack has no median.
+    fn of_runs(runs: &[&Self]) -> Option<Self> {
+        let first = *runs.first()?;
+        let has_calls = runs.iter().any(|row| row.ops > 0);
+        let measured = || runs.iter().filter(move |row| row.ops > 0 || !has_calls);
         let each = |figure: fn(&Self) -> f64| median(measured().map(|row| figure(row)));
-        let there = |figure: fn(&Self) -> Option<f64>| rounds.iter().filter_map(move |row| figure(row));
-        let most = |count: usize| 2 * count > rounds.len();
+        let there = |figure: fn(&Self) -> Option<f64>| runs.iter().filter_map(move |row| figure(row));
+        let most = |count: usize| 2 * count > runs.len();
         let in_most =
             |figure: fn(&Self) -> Option<f64>| most(there(figure).count()).then(|| median(there(figure)));
-        let all = |count: fn(&Self) -> u64| rounds.iter().map(|row| count(row)).sum();
-        let saturated = rounds.iter().filter(|row| row.saturated == Some(true)).count();
+        let all = |count: fn(&Self) -> u64| runs.iter().map(|row| count(row)).sum();
+        let saturated = runs.iter().filter(|row| row.saturated == Some(true)).count();
         let latency = |row: &Self| row.ratios.latency;
         let own = each(|row| row.p50_us);
-        let in_round = |row: &&Self| match row.mode {
+        let in_run = |row: &&Self| match row.mode {
             Mode::GrpcTcp => latency(row).map(|_| own / row.p50_us),
             _ => latency(row),
         };
-        let range = || {
-            let all = || rounds.iter().filter_map(in_round);
-            Some([all().reduce(f64::min)?, all().reduce(f64::max)?])
-        };
+        let in_runs = || range(&runs.iter().filter_map(in_run).collect::<Vec<_>>());
         let ratios = Ratios {
             latency: in_most(latency),
-            latency_range: in_most(latency).filter(|_| rounds.len() > 1).and_then(|_| range()),
+            latency_range: in_most(latency).filter(|_| runs.len() > 1).and_then(|_| in_runs()),
             p99: in_most(|row| row.ratios.p99),
             throughput: in_most(|row| row.ratios.throughput),
             cpu: in_most(|row| row.ratios.cpu),
@@ -150,8 +150,9 @@ impl Row {
             cpu_us_per_op: each(|row| row.cpu_us_per_op),
             switches_per_op: each(|row| row.switches_per_op),
             sleeps_per_op: each(|row| row.sleeps_per_op),
-            first_error: rounds.iter().find_map(|row| row.first_error.clone()),
+            first_error: runs.iter().find_map(|row| row.first_error.clone()),
             ratios,
+            runs: if runs.len() > 1 { Runs::of(runs) } else { Runs::default() },
             ..first.clone()
         })
     }
@@ -195,15 +196,15 @@ impl Checks {
     }
 }
 
-/// A row compared with `grpc-tcp` in the same cell of the same round: how many times better. `None` if there
+/// A row compared with `grpc-tcp` in the same cell of the same run: how many times better. `None` if there
 /// is nothing to compare with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Ratios {
     /// p50 of grpc-tcp divided by p50 of this row.
     #[serde(rename = "latency_ratio")]
     pub(crate) latency: Option<f64>,
-    /// The least and the largest of several rounds. For grpc-tcp, which is compared with its own median: how
-    /// far one round is from another without any change.
+    /// The least and the largest of several runs. For grpc-tcp, which is compared with its own median: how
+    /// far one run is from another without any change.
     #[serde(rename = "latency_ratio_range", skip_serializing_if = "Option::is_none")]
     pub(crate) latency_range: Option<[f64; 2]>,
     /// p99 of grpc-tcp divided by p99 of this row.
@@ -238,17 +239,17 @@ impl Ratios {
     }
 }
 
-/// Compares the rows of each round with `grpc-tcp`, and returns the medians of the rounds.
-pub(crate) fn medians(mut rounds: Vec<Vec<Row>>) -> Vec<Row> {
-    for rows in &mut rounds {
+/// Compares the rows of each run with `grpc-tcp`, and returns the medians of the runs.
+pub(crate) fn medians(mut runs: Vec<Vec<Row>>) -> Vec<Row> {
+    for rows in &mut runs {
         let ratios: Vec<Ratios> = rows.iter().map(|row| Ratios::of(row, rows)).collect();
         rows.iter_mut().zip(ratios).for_each(|(row, ratios)| row.ratios = ratios);
     }
     let of_all = |row: &Row| {
         let is_same = |other: &&Row| other.mode == row.mode && other.is_beside(row);
-        Row::of_rounds(&rounds.iter().flatten().filter(is_same).collect::<Vec<_>>())
+        Row::of_runs(&runs.iter().flatten().filter(is_same).collect::<Vec<_>>())
     };
-    rounds.first().into_iter().flatten().filter_map(of_all).collect()
+    runs.first().into_iter().flatten().filter_map(of_all).collect()
 }
 
 /// Fails if a mode that uses RDMA, or `grpc-tcp-shared`, has less than `least` times the throughput of
@@ -292,9 +293,11 @@ pub(crate) struct Facts {
     container: bool,
     /// Cores that the processes were kept on; absent if they were not pinned.
     cores: Option<Cores>,
-    /// How long each mode was measured in each cell, in each of so many rounds.
+    /// How long each mode was measured in each cell, in each run.
     seconds_per_cell_and_mode: f64,
-    rounds: u32,
+    /// The JSON keeps the key that stored results have.
+    #[serde(rename = "rounds")]
+    runs: u32,
     checks: Checks,
     /// Descriptions of the workloads' operations.
     #[serde(skip)]
@@ -330,7 +333,7 @@ impl Facts {
     pub(crate) fn new(
         plan: &Plan,
         options: &CompareOptions,
-        (cores, costs): (Option<Cores>, Costs),
+        (cores, costs, warnings): (Option<Cores>, Costs, Vec<String>),
         (verdict, ends): (Option<RdmaConnection>, Option<Ends>),
         checks: Checks,
     ) -> Self {
@@ -338,7 +341,7 @@ impl Facts {
         let http2 = options.http2;
         Self {
             ends,
-            environment: Environment::new(provider, costs),
+            environment: Environment::new(provider, costs, warnings),
             verdict,
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.0 },
             direction: plan.direction,
@@ -349,7 +352,7 @@ impl Facts {
             container: options.container,
             cores,
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
-            rounds: options.rounds,
+            runs: options.runs,
             checks,
             workloads: workloads(&plan.cells),
             open_loop: plan.is_open_loop() || plan.rates.is_some(),
@@ -363,9 +366,9 @@ impl Facts {
             None => format!("not pinned ({})", self.conditions.why_not_pinned()),
         };
         let seconds = units::digits(self.seconds_per_cell_and_mode);
-        let rounds = match self.rounds {
+        let runs = match self.runs {
             1 => String::new(),
-            rounds => format!(", in each of {rounds} rounds, whose medians are below"),
+            runs => format!(", in each of {runs} runs, whose medians are below"),
         };
         let apart = if self.container { "; the server is in a container of its own" } else { "" };
         let mut lines = Vec::new();
@@ -383,7 +386,7 @@ impl Facts {
             ("receiver", self.receiver()),
             ("runtime", format!("tokio, {}, in both processes", self.conditions.runtime)),
             ("processes", cores + apart),
-            ("time", format!("{seconds} s for each mode in each cell{rounds}")),
+            ("time", format!("{seconds} s for each mode in each cell{runs}")),
             ("content", self.checks.summary()),
         ]);
         lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
@@ -423,10 +426,11 @@ memory each: resident memory of both processes for each connection beyond the fi
 calls where one connection is busy, after them where all are. With one connection: everything that came with it.
 idle CPU: user + system time of both processes while all connections are idle, as a share of one core.";
 
-/// Explains the figures of several rounds.
-const OF_ROUNDS: &str = "
-figures are medians of the rounds, and ratios are medians of the ratios within each round. in all rounds: the least and the \
-largest latency × of a round, and for grpc-tcp its median p50 over that of a round. errors: of all rounds.";
+/// Explains the figures of several runs.
+const OF_RUNS: &str = "
+figures are medians of the runs, and ratios are medians of the ratios within each run. p50 in all runs, in all runs: the least \
+and the largest, of p50 and of latency × (for grpc-tcp its median p50 over that of a run). The next run is outside in two of \
+N + 1 cases, if nothing changes. No σ, because runs that are disturbed lie far away on one side. errors: of all runs.";
 
 /// Explains the modes that carry tensors.
 const OF_TENSORS: &str = "
@@ -438,27 +442,21 @@ const OF_SATURATION: &str = "
 saturated: the mode fell behind the offered rate, so its latencies grow with the length of the run; \
 calls that were never sent count with the time that they had waited.";
 
-/// The gRPC modes that need an explanation.
-const EXPLAINED: [(Mode, &str); 7] = [
-    (Mode::GrpcTcpBusy, "grpc-tcp in a runtime that never sleeps, on both sides."),
-    (Mode::GrpcTcpTuned, "grpc-tcp with the windows and frames of --http2 tuned."),
-    (Mode::GrpcTcpShared, "grpc-tcp to the port that also offers RDMA."),
-    (Mode::GrpcNative, "generated code as it is over native calls: RDMA without HTTP/2."),
-    (
-        Mode::GrpcNativeGather,
-        "native calls with payloads by reference on both sides, sent from registered memory.",
-    ),
-    (
-        Mode::GrpcReference,
-        "a native call carries a handle, and its receiver fetches the payload from the client's registered memory.",
-    ),
-    (Mode::GrpcReferenceTcp, "grpc-reference with calls and fetches over TCP."),
+/// The modes that need an explanation below the table.
+const EXPLAINED: [Mode; 7] = [
+    Mode::GrpcTcpBusy,
+    Mode::GrpcTcpTuned,
+    Mode::GrpcTcpShared,
+    Mode::GrpcNative,
+    Mode::GrpcNativeGather,
+    Mode::GrpcReference,
+    Mode::GrpcReferenceTcp,
 ];
 
 /// Writes all outputs that `options` ask for. Errors in rows, and a ratio below that of `--at-least`, are
 /// failures.
 pub(crate) fn show(options: &CompareOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
-    report(facts, facts.lines(), rows).show(options.json.as_deref())?;
+    report(facts, facts.lines(), rows).show(&options.outputs)?;
     let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(Row::describe_errors).collect();
     match (errors.as_slice(), options.at_least) {
         ([], None) => Ok(()),
@@ -498,6 +496,14 @@ fn columns(rows: &[Row]) -> Vec<Column<Row>> {
         column("p50", |row, _| measured(row, units::micros(row.p50_us))),
         column("p99", |row, _| row.p99_us.map_or_else(dash, units::micros)),
     ]);
+    if is_of_runs(rows) {
+        columns.insert(
+            columns.len() - 1,
+            column("p50 in all runs", |row, _| {
+                row.runs.range("p50_us").map_or_else(dash, |range| from_to(range, units::micros))
+            }),
+        );
+    }
     if open_loop {
         columns.push(column("p99.9", |row, _| row.p999_us.map_or_else(dash, units::micros)));
     }
@@ -509,8 +515,10 @@ fn columns(rows: &[Row]) -> Vec<Column<Row>> {
         column("errors", |row, _| row.errors.to_string()),
         column("latency ×", |row, _| times(row.ratios.latency)),
     ]);
-    if is_of_rounds(rows) {
-        columns.push(column("in all rounds", |row, _| row.ratios.latency_range.map_or_else(dash, range)));
+    if rows.iter().any(|row| row.ratios.latency_range.is_some()) {
+        columns.push(column("in all runs", |row, _| {
+            row.ratios.latency_range.map_or_else(dash, |range| from_to(range, |ratio| times(Some(ratio))))
+        }));
     }
     columns.push(column("throughput ×", |row, _| times(row.ratios.throughput)));
     if of_connections {
@@ -532,12 +540,13 @@ fn is_open_loop(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.rate.is_some())
 }
 
-fn is_of_rounds(rows: &[Row]) -> bool {
-    rows.iter().any(|row| row.ratios.latency_range.is_some())
+fn is_of_runs(rows: &[Row]) -> bool {
+    rows.iter().any(|row| !row.runs.is_empty())
 }
 
-fn range([least, most]: [f64; 2]) -> String {
-    format!("{} to {}", times(Some(least)), times(Some(most)))
+fn from_to(range: [f64; 2], text: impl Fn(f64) -> String) -> String {
+    let [least, most] = range.map(text);
+    format!("{least} to {most}")
 }
 
 fn is_of_connections(rows: &[Row]) -> bool {
@@ -550,12 +559,12 @@ fn legend(rows: &[Row]) -> String {
                       (p50, ops/s). CPU/op: user + system time of both processes. switches/op: how often one of their threads \
                       slept, or gave its core up to another thread."
         .to_owned();
-    for (mode, text) in EXPLAINED.iter().filter(|(mode, _)| rows.iter().any(|row| row.mode == *mode)) {
-        legend.push_str(&format!("\n{mode}: {text}"));
+    for mode in EXPLAINED.iter().filter(|mode| rows.iter().any(|row| row.mode == **mode)) {
+        legend.push_str(&format!("\n{mode}: {}.", mode.meaning()));
     }
     let any = |applies: fn(&Row) -> bool| rows.iter().any(applies);
     let notes = [
-        (is_of_rounds(rows), OF_ROUNDS),
+        (is_of_runs(rows), OF_RUNS),
         (any(|row| row.mode.carries_tensors()), OF_TENSORS),
         (any(|row| row.ops > 0 && row.p99_us.is_none()), "\np99: only of 100 operations or more."),
         (any(|row| row.saturated == Some(true)), OF_SATURATION),
@@ -582,12 +591,12 @@ fn measured(row: &Row, text: String) -> String {
 }
 
 #[cfg(test)]
-mod row_tests {
+pub(crate) mod row_tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
 
-    pub(super) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
+    pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
         let ops_per_s = 1e6 / p50_us * cell.inflight as f64;
         Row {
             mode: clap::ValueEnum::from_str(mode, false).unwrap(),
@@ -608,6 +617,7 @@ mod row_tests {
             cpu_us_per_op: p50_us,
             switches_per_op: 4.0,
             sleeps_per_op: 2.0,
+            runs: Runs::default(),
             ratios: Ratios::default(),
             first_error: None,
             skipped: None,
@@ -616,7 +626,7 @@ mod row_tests {
         }
     }
 
-    /// Returns the rows of a run of one round.
+    /// Returns the rows of a single run.
     pub(super) fn compared(rows: &[Row]) -> Vec<Row> {
         medians(vec![rows.to_vec()])
     }
@@ -705,34 +715,39 @@ mod row_tests {
     }
 
     #[test]
-    fn rows_of_rounds_are_medians_and_ratios_are_of_the_same_round() {
+    fn rows_of_runs_are_medians_and_ratios_are_of_the_same_run() {
         let cell = Cell::closed(64, 1);
-        let round = |tcp, rdma| vec![sample_row("grpc-tcp", cell, tcp), sample_row("grpc-rdma", cell, rdma)];
-        let mut rounds = vec![round(100.0, 50.0), round(30.0, 60.0), round(90.0, 10.0)];
-        (rounds[0][1].p99_us, rounds[2][1].p999_us) = (None, None);
-        (rounds[1][1].p999_us, rounds[1][1].errors) = (None, 2);
-        rounds[1][1].first_error = Some("it broke".to_owned());
-        let rows = medians(rounds);
+        let run = |tcp, rdma| vec![sample_row("grpc-tcp", cell, tcp), sample_row("grpc-rdma", cell, rdma)];
+        let mut runs = vec![run(100.0, 50.0), run(30.0, 60.0), run(90.0, 10.0)];
+        (runs[0][1].p99_us, runs[2][1].p999_us) = (None, None);
+        (runs[1][1].p999_us, runs[1][1].errors) = (None, 2);
+        runs[1][1].first_error = Some("it broke".to_owned());
+        let rows = medians(runs);
         let rdma = &rows[1];
         assert_eq!(rows[0].ratios.latency_range, Some([0.9, 3.0]), "its own spread");
         assert_eq!((rows.len(), rows[0].p50_us, rdma.p50_us, rdma.cpu_us_per_op), (2, 90.0, 50.0, 50.0));
         // The ratio of the medians would be 1.8.
         let Ratios { latency, latency_range, p99, throughput, cpu } = rdma.ratios;
         assert_eq!((latency, latency_range, throughput), (Some(2.0), Some([0.5, 9.0]), Some(2.0)));
-        // Two rounds have a p99, and one has a p999.
+        // Two runs have a p99, and one has a p999.
         assert_eq!((cpu, p99, rdma.p99_us, rdma.p999_us), (Some(2.0), Some(4.75), Some(70.0), None));
         assert_eq!((rdma.ops, rdma.errors, rdma.first_error.as_deref()), (3000, 2, Some("it broke")));
         check_ratios(2.0, &rows).unwrap();
         let failure = check_ratios(2.5, &rows).unwrap_err().to_string();
         assert!(failure.ends_with("grpc-rdma at 64 B × 1: 2.00 times"), "{failure}");
+        let json = serde_json::to_value(rdma).unwrap();
+        assert_eq!((&json["p50_us_min"], &json["p50_us_max"]), (&10.0.into(), &60.0.into()));
+        assert_eq!(json["p50_us_runs"], serde_json::json!([50.0, 60.0, 10.0]));
+        // One run has no p99.
+        assert!(json["ops_per_s_runs"].is_array() && json.get("p99_us_runs").is_none(), "{json}");
     }
 
     #[test]
-    fn a_mode_that_fell_behind_in_most_rounds_is_saturated() {
+    fn a_mode_that_fell_behind_in_most_runs_is_saturated() {
         let cell = Cell { rate: Some(20_000.0), ..Cell::closed(64, 1) };
-        let round = |tcp| vec![sample_row("grpc-tcp", cell, tcp), sample_row("grpc-rdma", cell, 10.0)];
-        let once = medians(vec![round(40.0), round(80.0), round(20.0)]);
-        let twice = medians(vec![round(40.0), round(80.0), round(80.0)]);
+        let run = |tcp| vec![sample_row("grpc-tcp", cell, tcp), sample_row("grpc-rdma", cell, 10.0)];
+        let once = medians(vec![run(40.0), run(80.0), run(20.0)]);
+        let twice = medians(vec![run(40.0), run(80.0), run(80.0)]);
         let told = |rows: &[Row]| (rows[0].saturated, rows[1].saturated, rows[1].ratios.latency);
         assert_eq!(told(&once), (Some(false), Some(false), Some(3.0)));
         assert_eq!(told(&twice), (Some(true), Some(false), None));
@@ -825,13 +840,13 @@ mod show_tests {
     }
 
     #[test]
-    fn rows_of_rounds_have_the_least_and_the_largest_ratio() {
+    fn rows_of_runs_have_the_least_and_the_largest_ratio() {
         let cell = Cell::closed(64, 1);
-        let round = |rdma| vec![sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, rdma)];
-        let rows = medians(vec![round(40.0), round(160.0)]);
+        let run = |rdma| vec![sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, rdma)];
+        let rows = medians(vec![run(40.0), run(160.0)]);
         let text = report(&(), Vec::new(), &rows).text();
-        assert!(text.contains("in all rounds") && text.contains("0.50 to 2.00"), "{text}");
-        assert!(text.contains("medians of the rounds") && !legend(&rows[..0]).contains("rounds"), "{text}");
+        assert!(text.contains("0.50 to 2.00") && text.contains("40.0 µs to 160 µs"), "{text}");
+        assert!(text.contains("medians of the runs") && !legend(&rows[..0]).contains("runs"), "{text}");
     }
 
     fn of_connections() -> Vec<Row> {

@@ -10,6 +10,7 @@ use std::{fs, thread};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use serde::Serialize;
+use tonic_rdma::unstable::Processors;
 use tonic_rdma_commands::cores::{self, Cores};
 use tonic_rdma_commands::ends::Machine;
 use tonic_rdma_commands::{Named as _, units};
@@ -189,6 +190,109 @@ fn median_of(mut sample: impl FnMut() -> Option<Duration>) -> Option<Duration> {
     }
 }
 
+/// What disturbs the figures of a run: other work on this machine, and limits of CPU time. It counts from the
+/// start of the run.
+#[derive(Clone, Debug)]
+pub(crate) struct Watch {
+    start: Instant,
+    before: Disturbances,
+}
+
+impl Watch {
+    pub(crate) fn start() -> Self {
+        Self { start: Instant::now(), before: Disturbances::read() }
+    }
+
+    /// Describes what has disturbed the run: nothing, if the list is empty. Child processes have to be over and
+    /// waited for. Before, their work counts as that of others.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        (Disturbances::read() - self.before).describe(self.start.elapsed(), Machine::this().cores())
+    }
+}
+
+/// Seconds of CPU time since the machine was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Disturbances {
+    /// User and system time of all processes, and of this one with its children.
+    all: f64,
+    own: f64,
+    /// What a hypervisor gave to other machines.
+    stolen: f64,
+    /// How long threads of this control group waited, because its CPU limit was used up.
+    throttled: f64,
+}
+
+impl std::ops::Sub for Disturbances {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            all: self.all - earlier.all,
+            own: self.own - earlier.own,
+            stolen: self.stolen - earlier.stolen,
+            throttled: self.throttled - earlier.throttled,
+        }
+    }
+}
+
+impl Disturbances {
+    fn read() -> Self {
+        let [all, stolen] =
+            fs::read_to_string("/proc/stat").ok().and_then(|text| cpu(&text)).unwrap_or_default();
+        let own = cores::cpu_time() + cores::cpu_time_of_children();
+        let files = Processors::groups()
+            .into_iter()
+            .filter_map(|folder| fs::read_to_string(folder.join("cpu.stat")).ok());
+        let throttled = files.map(|text| throttled(&text)).fold(0.0, f64::max);
+        Self { all, own: own.as_secs_f64(), stolen, throttled }
+    }
+
+    /// Describes what was too much in a run of this `length`.
+    fn describe(self, length: Duration, cores: usize) -> Vec<String> {
+        let Self { all, own, stolen, throttled } = self;
+        let length = length.as_secs_f64();
+        let cpus = |seconds: f64| seconds / length;
+        let share = |seconds: f64| cpus(seconds) / cores as f64;
+        let mut said = Vec::new();
+        if share(all - own) > OTHERS {
+            said.push(format!("other processes used {:.1} of {cores} CPUs during the run", cpus(all - own)));
+        }
+        if share(stolen) > STOLEN {
+            said.push(format!("the hypervisor gave {:.1} of {cores} CPUs to other machines", cpus(stolen)));
+        }
+        if throttled > 0.0 {
+            said.push(format!(
+                "the CPU limit of this control group stopped threads for {throttled:.1} s in all"
+            ));
+        }
+        said
+    }
+}
+
+/// The shares of all CPUs that other processes, and a hypervisor, may use before a warning.
+const OTHERS: f64 = 0.1;
+const STOLEN: f64 = 0.02;
+
+/// Returns the seconds of user and system time, and of stolen time, of a text as `/proc/stat`.
+fn cpu(text: &str) -> Option<[f64; 2]> {
+    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks: Vec<f64> = line.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+    let [user, nice, system, _, _, _, _, stolen, ..] = ticks[..] else { return None };
+    // Interrupts belong to nobody.
+    let second = rustix::param::clock_ticks_per_second() as f64;
+    Some([(user + nice + system) / second, stolen / second])
+}
+
+/// Returns the seconds for which a control group was throttled, of a text as its `cpu.stat`.
+fn throttled(text: &str) -> f64 {
+    let of = |name: &str, unit: f64| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        value.map(|value| value * unit)
+    };
+    // Of version 2 and of version 1.
+    of("throttled_usec ", 1e-6).or_else(|| of("throttled_time ", 1e-9)).unwrap_or(0.0)
+}
+
 /// The facts that every run has.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Environment {
@@ -197,20 +301,24 @@ pub(crate) struct Environment {
     version: &'static str,
     allocator: &'static str,
     machine: Machine,
-    /// The costs of basic operations on this machine.
+    /// The costs of basic operations on this machine, measured before the run.
     round_trips: Costs,
+    /// What makes the figures doubtful.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
     /// Whether the build is optimised. An unoptimised build measures itself more than the transport.
     optimised: bool,
 }
 
 impl Environment {
-    pub(crate) fn new(provider: Option<String>, costs: Costs) -> Self {
+    pub(crate) fn new(provider: Option<String>, costs: Costs, warnings: Vec<String>) -> Self {
         Self {
             provider: provider.unwrap_or_else(|| "none".to_owned()),
             version: env!("CARGO_PKG_VERSION"),
             allocator: Allocator::of_this_process().name(),
             machine: Machine::this(),
             round_trips: costs,
+            warnings,
             optimised: !cfg!(debug_assertions),
         }
     }
@@ -229,6 +337,7 @@ impl Environment {
             ("this machine", self.round_trips.summary()),
         ];
         all.extend(lines);
+        all.extend(self.warnings.iter().map(|warning| ("warning", warning.clone())));
         if !self.optimised {
             let build = "UNOPTIMISED: build with --release for figures that mean something";
             all.push(("build", build.to_owned()));
@@ -275,6 +384,50 @@ mod tests {
         let summary = costs.summary();
         assert!(summary.contains("unknown where both spin, 14.0 µs where both sleep"), "{summary}");
         assert!(summary.contains("a system call takes 0.50 µs; memcpy does unknown"), "{summary}");
+    }
+
+    #[test]
+    fn a_run_that_was_disturbed_says_by_what() {
+        let second = rustix::param::clock_ticks_per_second();
+        let text = |user: u64, steal: u64| {
+            format!(
+                "cpu  {} {second} {second} 7 7 9999 9999 {} 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n",
+                user * second,
+                steal * second
+            )
+        };
+        assert_eq!((cpu(&text(8, 3)), cpu("cpu 1 2\n"), cpu("")), (Some([10.0, 3.0]), None, None));
+        assert_eq!(throttled("nr_throttled 9\nthrottled_usec 1500000\n"), 1.5);
+        assert_eq!(throttled("nr_throttled 9\nthrottled_time 2500000000\n"), 2.5);
+        assert_eq!(throttled("nr_periods 0\n"), 0.0);
+        let ten = Duration::from_secs(10);
+        let of = |all, own, stolen, throttled| Disturbances { all, own, stolen, throttled }.describe(ten, 2);
+        assert!(of(21.9, 20.0, 0.3, 0.0).is_empty());
+        // Rounding may give a process more than all processes have.
+        assert!(of(9.0, 9.1, 0.0, 0.0).is_empty());
+        assert_eq!(
+            of(20.0, 5.0, 5.0, 2.5),
+            [
+                "other processes used 1.5 of 2 CPUs during the run",
+                "the hypervisor gave 0.5 of 2 CPUs to other machines",
+                "the CPU limit of this control group stopped threads for 2.5 s in all"
+            ]
+        );
+    }
+
+    /// A process that is no child, as far as this one can tell, because it was not waited for.
+    #[test]
+    fn another_process_that_is_busy_is_noticed() {
+        let mut busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let before = Disturbances::read();
+        let used = (0..600).any(|_| {
+            std::thread::sleep(Duration::from_millis(100));
+            let seen = Disturbances::read() - before;
+            seen.all - seen.own > 0.1
+        });
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        assert!(used);
     }
 
     #[test]

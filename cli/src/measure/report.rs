@@ -1,12 +1,12 @@
-//! The outputs of a run: a table for people, JSON, and the progress bar.
+//! The outputs of a run: a table for people, the files of its results, and the progress bar.
 
 use std::io::IsTerminal;
-use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use tonic_rdma_commands::table::grid;
-use tonic_rdma_commands::{Failure, output};
+use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::output::Outputs;
+use tonic_rdma_commands::table::{grid, markdown};
 
 /// A column of the table: the heading, and a function from a row and all rows to the text of the row.
 pub(crate) struct Column<R> {
@@ -33,29 +33,40 @@ pub(crate) struct Report<'a, F, R> {
 }
 
 impl<F: Serialize, R: Serialize> Report<'_, F, R> {
-    /// Prints the table, and writes the file that the command line asks for. Scripts rely on the JSON.
-    pub(crate) fn show(&self, json: Option<&Path>) -> Result<(), Failure> {
+    /// Prints the table, and writes the files that the command line asks for. Scripts rely on the JSON.
+    pub(crate) fn show(&self, outputs: &Outputs) -> Result<(), Failure> {
         #[derive(Serialize)]
         struct Document<F, R> {
             #[serde(flatten)]
             facts: F,
             rows: R,
         }
-        output::print(&self.text(), json)?;
-        match json {
-            Some(path) => output::write_json(path, &Document { facts: self.facts, rows: self.rows }),
-            None => Ok(()),
-        }
+        let document = Document { facts: self.facts, rows: self.rows };
+        outputs.show(&self.text(), || self.markdown(), &document, self.rows)
     }
 
     pub(crate) fn text(&self) -> String {
         let width = self.lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let lines = self.lines.iter().map(|(name, value)| format!("{name:>width$}: {value}\n"));
-        let headings: Vec<&str> = self.columns.iter().map(|column| column.heading).collect();
-        let fields = |row| self.columns.iter().map(|column| (column.text)(row, self.rows)).collect();
-        let groups = self.rows.chunk_by(self.beside).map(|group| group.iter().map(fields).collect());
-        let table = grid(&headings, groups);
+        let groups = self.rows.chunk_by(self.beside).map(|group| group.iter().map(self.fields()).collect());
+        let table = grid(&self.headings(), groups);
         format!("{}\n{table}\n\n{}\n", lines.collect::<String>(), self.legend)
+    }
+
+    fn markdown(&self) -> String {
+        let table = markdown(&self.headings(), 1, self.rows.iter().map(self.fields()));
+        let lines = self.lines.iter().map(|(name, value)| format!("- {name}: {value}\n"));
+        let legend = self.legend.lines().map(|line| format!("- {line}\n"));
+        format!("{table}\n\n{}", lines.chain(legend).collect::<String>())
+    }
+
+    fn headings(&self) -> Vec<&str> {
+        self.columns.iter().map(|column| column.heading).collect()
+    }
+
+    /// Returns a function that makes the texts of a row.
+    fn fields(&self) -> impl Fn(&R) -> Vec<String> {
+        |row| self.columns.iter().map(|column| (column.text)(row, self.rows)).collect()
     }
 }
 
@@ -94,5 +105,8 @@ mod tests {
         let text = report.text();
         assert!(text.starts_with("what: <this>\n") && text.ends_with("\nwhat & why\n"), "{text}");
         assert!(text.lines().any(|line| line.contains("30") && line.contains('3')), "{text}");
+        let lines = ["| row | of |", "|-----|----|", "| 1   |  3 |", "| 2   |  3 |", "| 30  |  3 |"];
+        let expected = format!("{}\n\n- what: <this>\n- what & why\n", lines.join("\n"));
+        assert_eq!(report.markdown(), expected);
     }
 }

@@ -27,8 +27,9 @@ mod options;
 mod show;
 
 use tonic_rdma_commands::ends;
-use tonic_rdma_commands::{Context as _, Failure, output};
+use tonic_rdma_commands::{Context as _, Failure};
 
+use crate::measure::machine::{Costs, Watch};
 use crate::measure::report::progress_bar;
 use crate::measure::transport::Rdma;
 use crate::parameter_server::meter::TrainingMeter;
@@ -46,11 +47,12 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     if let Some(address) = &options.listen {
         return ends::listen(PROGRAM, address, options.limit, |request| meter::admit(request, options));
     }
-    output::check_files(&[("--json", options.json.as_deref())])?;
+    options.outputs.check()?;
     let cells = meter::cells(options)?;
     let (host, ends) = ends::call(PROGRAM, options.server.as_deref())?.unzip();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("can't start a runtime")?;
+    let (costs, watch) = (Costs::measure(), Watch::start());
     let progress = progress_bar(0);
     let mut meter = TrainingMeter::new(options, host.as_ref(), progress.clone());
     let rows = runtime.block_on(async {
@@ -62,7 +64,8 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     });
     progress.finish_and_clear();
     let rows = rows?;
-    show::show(options, &TrainingFacts::new(options, &meter, ends), &rows)
+    let facts = TrainingFacts::new(options, &meter, ends, (costs, watch.warnings()));
+    show::show(options, &facts, &rows)
 }
 
 /// Runs the server process, which [`run`] starts.

@@ -3,12 +3,12 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::cores::thread_cpu_time;
+use tonic_rdma_commands::output::Outputs;
 use tonic_rdma_commands::units::{self, parse_decimal, parse_number};
 use tonic_rdma_commands::{
     Context as _, Failure, List, Named as _, ValueError, name_list, number_list, parse_set,
@@ -33,109 +33,126 @@ const MAX_BATCH: u64 = 64;
 const USUAL_BATCH: u32 = 32;
 
 pub(crate) const HELP: &str = "\
-For each mini-batch every worker pulls all of a model's variables from the server, and then pushes a gradient for each.
-Lists are separated by commas. Server and workers are separate processes, spread over the cores. They end with this one.
+For each mini-batch every worker pulls all of a model's variables from the server, and then pushes a gradient for each. \
+Lists are separated by commas. Server and workers are separate processes, spread over the cores. They end with this one. \
 Everything that arrives is checked; any error makes the exit status 1, bad input makes it 2.
 
-With --compute each worker computes between its pull and its push, for the time of table 2 of Xue et al. (EuroSys 2019),
-measured on a Tesla P100: alexnet 7.61 ms, inception-v3 68.32 ms, vgg16 30.92 ms, lstm 33.33 ms, gru 30.44 ms, fcn5 4.88 ms.
-The table has the time of one sample, and the paper gives larger batches in words: up to 32 samples take as long as one;
-from there the time of inception-v3, lstm and gru grows, here in proportion, and that of the others does not. resnet50 is not
+With --compute each worker computes between its pull and its push, for the time of table 2 of Xue et al. (EuroSys 2019), \
+measured on a Tesla P100: alexnet 7.61 ms, inception-v3 68.32 ms, vgg16 30.92 ms, lstm 33.33 ms, gru 30.44 ms, fcn5 4.88 ms. \
+The table has the time of one sample, and the paper gives larger batches in words: up to 32 samples take as long as one; \
+from there the time of inception-v3, lstm and gru grows, here in proportion, and that of the others does not. resnet50 is not \
 in the table. Transfers and computing of one worker do not overlap.
 
---compute-scale multiplies these times. The paper's network moves at most 12.5 GB/s each way for each machine: a pull and a push of
-N bytes take at least 2 N / 12.5 GB/s. To keep its ratio of computing to transfer, take 12.5 divided by the GB/s that rdma-zerocp has
-here with one worker and without --compute. All workers share the cores here, and each has a network of its own there: the
+--compute-scale multiplies these times. The paper's network moves at most 12.5 GB/s each way for each machine: a pull and a push of \
+N bytes take at least 2 N / 12.5 GB/s. To keep its ratio of computing to transfer, take 12.5 divided by the GB/s that rdma-zerocp has \
+here with one worker and without --compute. All workers share the cores here, and each has a network of its own there: the \
 factor \"workers\" makes up for this, because W workers then compute W times as long.
 
 Examples:
-  tonic-rdma parameter-server                                    seven models, one worker, all modes
+  tonic-rdma parameter-server                                    seven models, all modes
   tonic-rdma parameter-server --models gru --duration 0.5        in a few seconds
   tonic-rdma parameter-server --models vgg16,lstm --workers 1,2,4
   tonic-rdma parameter-server --compute wait,work --batch 1,8,32,64   figure 9 of the paper
   tonic-rdma parameter-server --listen 10.0.0.1:7000             on one of two hosts: the servers
-  tonic-rdma parameter-server --server 10.0.0.1:7000             on the other host: the workers, and the table
+  tonic-rdma parameter-server --server 10.0.0.1:7000             on the other: the workers
   tonic-rdma parameter-server --models lstm --workers 1,2,4,8 --servers workers --compute wait --compute-scale workers";
 
 /// The options of `parameter-server`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct ParameterServerOptions {
-    /// Models: resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5
-    /// [default: all; with --compute all but resnet50]
+    /// Models, such as vgg16,lstm [default: all]
+    ///
+    /// With --compute the default lacks resnet50. resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5.
     #[arg(long, value_name = "LIST", value_parser = name_list::<Model>("model"))]
     pub(crate) models: Option<List<Model>>,
     /// Numbers of worker processes, from 1 to 8
     #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number of workers", 1..=MAX_WORKERS), default_value = "1")]
     pub(crate) workers: List<usize>,
-    /// Number of server processes, from 1 to 8, or "workers" for as many as workers; servers hold the
-    /// variables in turn
+    /// Number of server processes, from 1 to 8, or "workers"
+    ///
+    /// "workers": as many as workers. Servers hold the variables in turn.
     #[arg(
         long,
-        value_name = "NUMBER|workers",
+        value_name = "N",
         value_parser = ScaledByWorkers::parse_servers,
         default_value = "1"
     )]
     pub(crate) servers: ScaledByWorkers,
-    /// Computing between pull and push: none, wait (which takes no core, as an accelerator), work (on the
-    /// same cores)
+    /// Computing between pull and push: none, wait, work
+    ///
+    /// wait takes no core, as an accelerator; work takes the same cores.
     #[arg(long, value_name = "LIST", value_parser = name_list::<Compute>("way to compute"), default_value = "none")]
     pub(crate) compute: List<Compute>,
-    /// Samples of a worker's mini-batch, from 1 to 64; they decide the computing time [default: 32]
+    /// Samples of a mini-batch, from 1 to 64 [default: 32]
+    ///
+    /// They decide the computing time.
     #[arg(long, value_name = "LIST", value_parser = number_list::<u32>("batch", 1..=MAX_BATCH))]
     pub(crate) batch: Option<List<u32>>,
-    /// Factor of the computing times: a number from 0.001 to 100, "workers" (their number), or both
+    /// Factor of the computing times, from 0.001 to 100
+    ///
+    /// Also "workers" (their number), or both: NUMBER*workers.
     #[arg(
         long,
-        value_name = "NUMBER|workers|NUMBER*workers",
+        value_name = "N",
         value_parser = ScaledByWorkers::parse_scale,
         default_value = "1"
     )]
     pub(crate) compute_scale: ScaledByWorkers,
-    /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), grpc-native (RDMA
-    /// without HTTP/2), grpc-native-gather (likewise, values and gradients by reference on both sides),
-    /// rdma-cp (static slots, copied to registered memory first), rdma-zerocp (static slots, from registered
-    /// memory) [default: all]
+    /// Modes, which compare --list-modes explains [default: all]
+    ///
+    /// grpc-tcp, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather; rdma-cp and rdma-zerocp, with static slots for
+    /// the variables.
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
-    /// Time to measure each mode with each model and number of workers, in seconds or with a unit (300ms, 2m)
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = units::parse_time, default_value = "2")]
+    /// Time for each mode in each cell, such as 300ms
+    ///
+    /// In seconds or with a unit.
+    #[arg(short = 't', long, value_name = "TIME", value_parser = units::parse_time, default_value = "2")]
     pub(crate) duration: Duration,
-    /// Mini-batches of each worker in each of the three trials of a mode, instead of a duration
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STEPS)),
+    /// Mini-batches of each worker, instead of a duration
+    ///
+    /// In each of the three trials of a mode.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STEPS)),
           conflicts_with = "duration")]
     pub(crate) steps: Option<u32>,
-    /// Calls that a worker has in flight at once in gRPC modes
-    #[arg(long, value_name = "NUMBER", value_parser = units::number::<usize>("number of calls in flight", 1..=MAX_INFLIGHT), default_value = "16")]
+    /// Calls that a worker has in flight in gRPC modes
+    #[arg(long, value_name = "N", value_parser = units::number::<usize>("number of calls in flight", 1..=MAX_INFLIGHT), default_value = "16")]
     pub(crate) inflight: usize,
-    /// Use of a variable or gradient by its receiver after the check: find the largest element, or nothing
-    #[arg(long, value_name = "reduce-max|none", value_parser = parse_consume, default_value = "reduce-max")]
+    /// Use of tensors by receivers: reduce-max, none
+    ///
+    /// reduce-max finds the largest element.
+    #[arg(long, value_name = "USE", value_parser = parse_consume, default_value = "reduce-max")]
     pub(crate) consume: Consume,
-    /// HTTP/2 windows and frames of gRPC modes: tonic's defaults, the best ones for grpc-tcp, or
-    /// STREAM/CONNECTION/FRAME sizes of your own
-    #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
+    /// HTTP/2 windows: default, tuned, or sizes
+    ///
+    /// Of gRPC modes. Sizes are STREAM/CONNECTION/FRAME; default is tonic's own, tuned what is best for grpc-tcp.
+    #[arg(long, value_name = "SIZES", value_parser = Http2::parse, default_value = "default")]
     pub(crate) http2: Http2,
-    /// RDMA provider: auto, soft, ibverbs, or the name of a device
-    #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
+    /// RDMA provider: auto, soft, ibverbs, or a device
+    #[arg(short = 'd', long, value_name = "NAME", value_parser = parse_provider, default_value = "auto")]
     pub(crate) provider: String,
-    /// Write the rows as JSON to this file; - is stdout
-    #[arg(long, value_name = "FILE")]
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) json: Option<PathBuf>,
-    /// Run the server processes of runs on another host, for one caller at a time, until a signal comes. Takes
-    /// --provider and --limit; the caller has the other options
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = [
+    pub(crate) outputs: Outputs,
+    /// Run the server processes for another host
+    ///
+    /// Until a signal comes, and for one caller at a time. Takes --provider and --limit; the caller has the other options.
+    #[arg(short = 's', long, value_name = "HOST:PORT", conflicts_with_all = [
         "models", "workers", "servers", "compute", "batch", "compute_scale", "modes", "duration", "steps", "inflight", "consume", "http2",
-        "json", "server"
+        "json", "csv", "markdown", "server"
     ])]
     #[serde(skip)]
     pub(crate) listen: Option<String>,
-    /// With --listen: the most memory that each server process may take, and as much registered memory
+    /// With --listen: memory of each server process
+    ///
+    /// And as much registered memory.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, requires = "listen", default_value = "4GiB")]
     #[serde(skip)]
     pub(crate) limit: u64,
-    /// Run the server processes on the host where `tonic-rdma parameter-server --listen` runs, at this address,
-    /// and the workers here. --provider is of this end
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Run the server processes where --listen runs
+    ///
+    /// At this address, and the workers here. --provider is of this end.
+    #[arg(short = 'c', long, value_name = "HOST:PORT")]
     #[serde(skip)]
     pub(crate) server: Option<String>,
 }

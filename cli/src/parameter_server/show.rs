@@ -22,7 +22,7 @@ pub(crate) fn show(
     facts: &TrainingFacts,
     rows: &[TrainingRow],
 ) -> Result<(), Failure> {
-    report(facts, facts.lines(), rows).show(options.json.as_deref())
+    report(facts, facts.lines(), rows).show(&options.outputs)
 }
 
 fn report<'a, F>(
@@ -83,10 +83,11 @@ impl TrainingFacts {
         options: &ParameterServerOptions,
         meter: &TrainingMeter<'_>,
         ends: Option<Ends>,
+        (costs, warnings): (Costs, Vec<String>),
     ) -> Self {
         Self {
             ends,
-            environment: Environment::new(meter.provider.clone(), Costs::measure()),
+            environment: Environment::new(meter.provider.clone(), costs, warnings),
             http2: options.http2.name(),
             inflight: options.inflight,
             consume: options.consume,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::process::{compare, is_gone, run, tonic_rdma, wait_for};
+use super::process::{compare, is_gone, refused, run, tonic_rdma, wait_for};
 
 /// The modes that `compare` measures by default.
 const MODES: [&str; 12] = [
@@ -38,16 +38,108 @@ fn json_to_a_dash_is_all_that_stdout_has() {
         (&["tune", "--device", "soft0"], "choice: "),
         (&["parameter-server", "--models", "gru", "--modes", "rdma-zerocp", "--steps", "1"], "rdma-zerocp"),
     ] {
-        let arguments = [arguments, &["--json", "-"]].concat();
-        let output = tonic_rdma(&arguments).current_dir(&folder).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.contains(printed), "{said}");
-        assert!(
-            serde_json::from_slice::<Value>(&output.stdout).is_ok_and(|json| json.is_object()),
-            "{output:?}"
-        );
+        // Without a file it is stdout, too.
+        for dash in [&["-"][..], &[]] {
+            let arguments = [arguments, &["--json"], dash].concat();
+            let output = tonic_rdma(&arguments).current_dir(&folder).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && said.contains(printed), "{said}");
+            assert!(
+                serde_json::from_slice::<Value>(&output.stdout).is_ok_and(|json| json.is_object()),
+                "{output:?}"
+            );
+        }
     }
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "no file is made");
+}
+
+#[test]
+fn csv_and_markdown_have_the_rows_of_the_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = ["rows.json", "rows.csv", "rows.md"].map(|name| folder.path().join(name));
+    let [json, csv, markdown] = files.each_ref().map(|file| file.to_str().unwrap());
+    for (arguments, rows, first) in [
+        (
+            &[
+                "compare",
+                "--modes",
+                "grpc-tcp,memcpy",
+                "--sizes",
+                "64,1KiB",
+                "--runs",
+                "2",
+                "--duration",
+                "0.02",
+            ][..],
+            4,
+            ["grpc-tcp", "64 B"],
+        ),
+        (
+            &["parameter-server", "--models", "gru", "--modes", "rdma-zerocp", "--steps", "1"],
+            1,
+            ["rdma-zerocp", "gru"],
+        ),
+    ] {
+        let output = run(&[arguments, &["--json", json, "--csv", csv, "--markdown", markdown]].concat());
+        assert!(output.status.success() && !output.stdout.is_empty(), "{output:?}");
+        let written: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+        let written = written["rows"].as_array().unwrap();
+
+        let mut reader = csv::Reader::from_path(csv).unwrap();
+        let names = reader.headers().unwrap().clone();
+        assert_eq!(names.get(0), Some("mode"));
+        let records: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+        assert_eq!((records.len(), written.len()), (rows, rows));
+        for (record, row) in records.iter().zip(written) {
+            let row = row.as_object().unwrap();
+            assert!(row.keys().all(|name| names.iter().any(|other| other == name)), "{names:?}");
+            for (name, field) in names.iter().zip(record) {
+                let same = match row.get(name) {
+                    None | Some(Value::Null) => field.is_empty(),
+                    Some(Value::String(text)) => field == text,
+                    Some(Value::Number(number)) => field.parse::<f64>().ok() == number.as_f64(),
+                    Some(Value::Array(values)) => {
+                        let numbers = field.split(' ').map(|number| number.parse::<f64>().ok());
+                        numbers.eq(values.iter().map(Value::as_f64))
+                    }
+                    Some(other) => field == other.to_string(),
+                };
+                assert!(same, "{name} is {field:?} in {row:?}");
+            }
+        }
+
+        let text = std::fs::read_to_string(markdown).unwrap();
+        let table: Vec<Vec<&str>> = text
+            .lines()
+            .take_while(|line| line.starts_with('|'))
+            .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+            .collect();
+        // The headings, a line, and the rows.
+        assert_eq!(
+            (table.len(), &table[0][..2], &table[2][..2]),
+            (rows + 2, &["mode", table[0][1]][..], &first[..])
+        );
+        assert!(table.iter().all(|row| row.len() == table[0].len()), "{text}");
+        assert!(table[1].iter().all(|cell| cell.chars().all(|dash| dash == '-')), "{text}");
+        assert!(text.contains("\n- this machine: a round trip between two threads"), "{text}");
+    }
+    let stdout = ["compare", "--modes", "memcpy", "--sizes", "64", "--duration", "20ms", "--csv", "-"];
+    let output = run(&stdout);
+    assert_eq!(csv::Reader::from_reader(&output.stdout[..]).records().count(), 1);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("this machine"));
+    refused(&run(&[&stdout[..], &["--json", "-"]].concat()), 2, &["--csv: - is stdout, which --json has"]);
+}
+
+#[test]
+fn modes_are_listed_with_their_meanings() {
+    let output = run(&["compare", "--list-modes"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(text.lines().count(), 1 + MODES.len() + 3);
+    for mode in MODES.iter().chain(&["grpc-tcp-shared", "grpc-reference-tcp", "memcpy"]) {
+        let line = text.lines().find(|line| line.split_whitespace().next() == Some(mode));
+        assert!(line.is_some_and(|line| line.split_whitespace().count() > 4), "{mode} in {text}");
+    }
 }
 
 #[test]

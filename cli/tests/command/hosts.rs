@@ -80,8 +80,8 @@ impl Listening {
 #[test]
 fn all_modes_are_measured_between_two_ends() {
     let mut server = Listening::start("compare", &["--provider", "soft"]);
-    // Each round has a server process of its own, and the seat is that of one caller.
-    let (written, printed) = server.measured_by("compare", &[&SHORT[..], &["--rounds", "2"]].concat());
+    // Each run has a server process of its own, and the seat is that of one caller.
+    let (written, printed) = server.measured_by("compare", &[&SHORT[..], &["--runs", "2"]].concat());
     assert_eq!((&written["provider"], &written["checks"]["mismatches"]), (&"soft".into(), &0.into()));
     let rows = written["rows"].as_array().unwrap();
     assert_eq!(rows.len(), MODES.len() * 2);

@@ -62,9 +62,9 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--connections", "10001"], &["--connections", "\"10001\"", "1 to 10000"]),
         (&["compare", "--connections", "1.5"], &["--connections", "\"1.5\"", "1 to 10000"]),
         (&["compare", "--connections", "2", "--rate", "100"], &["--connections", "--rate"]),
-        (&["compare", "--connections", "2", "--rounds", "3"], &["--connections", "--rounds"]),
-        (&["compare", "--rounds", "0"], &["--rounds", "bad number of rounds \"0\"", "from 1 to 99"]),
-        (&["compare", "--rounds", "100"], &["--rounds", "\"100\"", "from 1 to 99"]),
+        (&["compare", "--connections", "2", "--runs", "3"], &["--connections", "--runs"]),
+        (&["compare", "--runs", "0"], &["--runs", "bad number of runs \"0\"", "from 1 to 99"]),
+        (&["compare", "--runs", "100"], &["--runs", "\"100\"", "from 1 to 99"]),
         (
             &["compare", "--connections", "2", "--modes", "rdma-cp"],
             &["--connections can't measure rdma-cp", "grpc-native"],

@@ -62,6 +62,12 @@ impl Processors {
         }
     }
 
+    /// Returns the folders of the control groups whose limits count: of each tree with CPU limits that is mounted,
+    /// those from the process's own group up to the root.
+    pub fn groups() -> Vec<PathBuf> {
+        lock(&READER).groups.iter().map(|(_, folder)| folder.clone()).collect()
+    }
+
     /// Returns whether the limit is below two CPUs. Then what a thread polls away is missing elsewhere: in the
     /// other threads of this process, and at last in itself.
     #[inline]

@@ -7,44 +7,41 @@ use tonic_rdma_commands::{Flavour, Named};
 use crate::measure::settings::Consume;
 use crate::measure::transport::Encode;
 
-/// A mode: one way to carry the same bytes.
+/// A mode: one way to carry the same bytes. What is said of each, `compare --list-modes` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
-    /// tonic over a TCP connection on the loopback interface: the baseline of all other modes.
+    /// tonic over TCP, with which all other modes are compared.
     GrpcTcp,
-    /// As `GrpcTcp`, in a runtime that polls for arrivals without ever sleeping, on both sides. It shows TCP
-    /// without its wake-ups.
+    /// grpc-tcp in a runtime that never sleeps, on both sides: TCP without its wake-ups.
     GrpcTcpBusy,
-    /// As `GrpcTcp`, with the HTTP/2 windows and frames that suit it best. The other modes keep theirs.
+    /// grpc-tcp with the windows and frames of --http2 tuned, whatever the other modes have.
     GrpcTcpTuned,
-    /// As `GrpcTcp`, to the port that also offers RDMA: what that listener costs a client that knows nothing
-    /// of it.
+    /// grpc-tcp to the port that also offers RDMA: what that listener costs a client that knows nothing of it.
     GrpcTcpShared,
-    /// tonic over a Unix domain socket.
+    /// tonic over a Unix socket.
     GrpcUds,
-    /// tonic over this library's connector, RDMA required.
+    /// the generated code of grpc-tcp over RDMA: HTTP/2 over another stream.
     GrpcRdma,
-    /// As `GrpcRdma`, with payloads by reference: `tonic_rdma::gather`.
+    /// grpc-rdma with payloads by reference (tonic_rdma::gather).
     GrpcRdmaGather,
-    /// tonic's generated code as it is over native calls: RDMA without HTTP/2.
+    /// generated code as it is over native calls: RDMA without HTTP/2.
     GrpcNative,
-    /// As `GrpcNative`, with payloads by reference on both sides: sent from registered memory, and landed
-    /// where the decoder uses them.
+    /// native calls with payloads by reference on both sides, sent from registered memory.
     GrpcNativeGather,
-    /// Payloads by reference: a native call carries a handle, and its receiver fetches the bytes from the
-    /// client's registered memory.
+    /// a native call carries a handle, and its receiver fetches the payload from the client's registered memory.
     GrpcReference,
-    /// As `GrpcReference`, with calls and fetches over TCP.
+    /// grpc-reference with calls and fetches over TCP.
     GrpcReferenceTcp,
-    /// Tensors by static placement, copied from ordinary memory to registered memory first: RDMA.cp of Xue et
-    /// al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
+    /// a tensor without RPC, written to the memory where the receiver expects it, from a copy in registered memory.
+    // RDMA.cp of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
     RdmaCp,
-    /// As `RdmaCp`, from registered memory, without that copy (RDMA.zerocp).
+    /// rdma-cp without that copy, because the tensor is in registered memory; both sides poll.
+    // RDMA.zerocp of the same paper.
     RdmaZerocp,
-    /// As `RdmaZerocp`, without polling: both sides wait by futures, as an ordinary service does.
+    /// rdma-zerocp, but both sides wait by futures, as an ordinary service does.
     RdmaZerocpAwait,
-    /// No transport: a copy within the client. It shows the limit of the machine's memory.
+    /// no transport: a copy within the client, as the limit of the machine's memory.
     Memcpy,
 }
 
@@ -67,6 +64,12 @@ impl Mode {
     /// Returns the name on the command line and in the JSON.
     pub(crate) fn name(self) -> &'static str {
         Named::name(&self)
+    }
+
+    /// Returns what the mode is, in a sentence without its full stop.
+    pub(crate) fn meaning(self) -> String {
+        let value = self.to_possible_value();
+        value.as_ref().and_then(|value| value.get_help()).map(ToString::to_string).unwrap_or_default()
     }
 
     /// Returns all modes, in the order of the table.
@@ -184,6 +187,7 @@ mod tests {
         for mode in Mode::all() {
             assert_eq!(Mode::from_str(mode.name(), false), Ok(*mode));
             assert_eq!(serde_json::to_value(mode).unwrap(), mode.name());
+            assert!(mode.meaning().len() > 20 && !mode.meaning().contains(['\n', '`']), "{mode}");
         }
         assert!(Mode::from_str("grpc", false).is_err());
     }

@@ -31,6 +31,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Done, Operations, Position};
 use crate::compare::plan::{Cell, Direction, MIN_ROUNDS, Plan};
 use crate::compare::results::{Checks, Ratios, Row};
+use crate::compare::runs::Runs;
 use crate::compare::trials::open_loop::{OfferedLoad, poisson_arrivals};
 
 /// Measures cell after cell.
@@ -491,6 +492,7 @@ impl Tally {
             cpu_us_per_op: per(self.used.cpu.as_secs_f64() * 1e6, ops as f64),
             switches_per_op: per(self.used.switches as f64, ops as f64),
             sleeps_per_op: per(self.used.sleeps as f64, ops as f64),
+            runs: Runs::default(),
             ratios: Ratios::default(),
             first_error: first_error.clone(),
             skipped: self.skipped.clone(),
