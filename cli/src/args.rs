@@ -7,6 +7,7 @@ use tonic_rdma_commands::{Failure, explain};
 use crate::bridge::{self, BridgeOptions};
 use crate::compare::options::{self as compare, CompareOptions, ServerOptions};
 use crate::devices::DevicesOptions;
+use crate::diff::{self, DiffOptions};
 use crate::parameter_server::{self, ParameterServerOptions, ProcessOptions};
 use crate::probe::{self, ProbeOptions};
 use crate::tune::{self, TuneOptions};
@@ -28,6 +29,9 @@ pub(crate) enum Command {
     /// Measure the same gRPC calls over TCP, Unix sockets and RDMA, side by side
     #[command(after_help = compare::HELP)]
     Compare(CompareOptions),
+    /// Compare two files of --json, cell by cell: what differs by more than its runs do
+    #[command(after_long_help = diff::HELP)]
+    Diff(DiffOptions),
     /// The server process of `compare`, which starts it
     #[command(hide = true)]
     CompareServer(ServerOptions),

@@ -6,6 +6,7 @@ mod args;
 mod bridge;
 mod compare;
 mod devices;
+mod diff;
 mod measure;
 #[cfg(test)]
 mod pages_tests;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
             args::Command::ParameterServerServer(options) => parameter_server::serve(&options),
             args::Command::ParameterServerWorker(options) => parameter_server::work(&options),
             args::Command::Devices(options) => devices::run(&options),
+            args::Command::Diff(options) => diff::run(&options),
             args::Command::Probe(options) => probe::run(&options),
             args::Command::Tune(options) => tune::run(&options),
         });

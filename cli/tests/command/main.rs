@@ -8,6 +8,7 @@ mod bridge_processes;
 mod compare;
 mod conditions;
 mod devices;
+mod diff;
 mod direction;
 mod hosts;
 mod input;
