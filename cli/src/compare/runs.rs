@@ -13,19 +13,21 @@ use crate::compare::results::Row;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Runs(Vec<(&'static str, Vec<f64>)>);
 
+type FigureOfRow = fn(&Row) -> Option<f64>;
+
 impl Runs {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     pub(crate) fn of(runs: &[&Row]) -> Self {
-        let figures: [(_, fn(&Row) -> Option<f64>); 4] = [
+        let figures: [(_, FigureOfRow); 4] = [
             ("p50_us", |row| Some(row.p50_us)),
             ("p99_us", |row| row.p99_us),
             ("ops_per_s", |row| Some(row.ops_per_s)),
             ("cpu_us_per_op", |row| Some(row.cpu_us_per_op)),
         ];
-        let of_run = |row: &Row, figure: fn(&Row) -> Option<f64>| figure(row).filter(|_| row.ops > 0);
+        let of_run = |row: &Row, figure: FigureOfRow| figure(row).filter(|_| row.ops > 0);
         let all = |(name, figure)| {
             let values = runs.iter().map(|row| of_run(row, figure)).collect::<Option<Vec<_>>>();
             Some((name, values?))

@@ -261,9 +261,8 @@ impl Disturbances {
             said.push(format!("the hypervisor gave {:.1} of {cores} CPUs to other machines", cpus(stolen)));
         }
         if throttled > 0.0 {
-            said.push(format!(
-                "the CPU limit of this control group stopped threads for {throttled:.1} s in all"
-            ));
+            let length = units::micros(throttled * 1e6);
+            said.push(format!("the CPU limit of this control group stopped threads for {length} in all"));
         }
         said
     }
@@ -410,7 +409,7 @@ mod tests {
             [
                 "other processes used 1.5 of 2 CPUs during the run",
                 "the hypervisor gave 0.5 of 2 CPUs to other machines",
-                "the CPU limit of this control group stopped threads for 2.5 s in all"
+                "the CPU limit of this control group stopped threads for 2.50 s in all"
             ]
         );
     }
