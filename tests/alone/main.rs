@@ -16,6 +16,7 @@ mod crowd;
 mod death;
 mod leaks;
 mod shortage;
+mod sizing;
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
@@ -41,6 +42,7 @@ mod child {
         let Ok(role) = std::env::var(support::ROLE) else { return };
         match &*role {
             "shortage" => super::shortage::play(),
+            "sized" => super::sizing::play(),
             "half-open" => super::crowd::play_half_open(),
             "displaced" => super::crowd::play_displaced(),
             "beside-another-user" => super::crowd::play_beside_another_user(),

@@ -29,6 +29,13 @@ use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::unstable::{SlabRegistrations, Versions};
 use tonic_rdma_verbs::{Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress};
 
+/// Returns the bytes of a slab beside a ring of `ring` bytes. A short ring has a slab of its length, because all of
+/// its slab counts against the budget.
+fn slab_size(ring: u64) -> usize {
+    let common = PoolSettings::default().slab_size;
+    usize::try_from(ring).ok().filter(|&ring| (1..=common / 2).contains(&ring)).unwrap_or(common)
+}
+
 /// A queue pair with receive memory, not connected yet.
 #[derive(Debug)]
 pub(super) struct Prepared {
@@ -76,6 +83,7 @@ impl Prepared {
             send_quota: rendezvous + u64::from(config.qp_queue_depth) * u64::from(config.slot_size),
             // The peer chooses the length of its chunks.
             receive_quota: ring_bytes + rendezvous.max(Chooser::memory(&Config::default())),
+            slab_size: slab_size(if shared.is_some() { 0 } else { ring_bytes }),
             ..PoolSettings::default()
         };
         let budget = budget.unwrap_or_else(|| provider::budget(attributes.locks_memory, config));
