@@ -71,6 +71,24 @@ async fn ten_thousand_small_tensors_and_a_thousand_slots_fit_in_256_open_files()
     let _another_link = server.channel(&client.endpoint(), 0).await.unwrap();
 }
 
+/// The formula of the book's page "Sizing": buffers of the tensor and 8 bytes, in steps of 64, in whole pages if they
+/// have their own slab.
+#[tokio::test]
+async fn a_long_slot_takes_its_buffers_and_their_tails() {
+    const BUFFERS: u32 = 3;
+    const LENGTH: usize = 5_000_000;
+    if !is_alone(concat!(module_path!(), "::a_long_slot_takes_its_buffers_and_their_tails")) {
+        return;
+    }
+    let (_server, client, _channel) = pair().await;
+    let before = MemoryFiles::now();
+    let _slot = client.static_receiver("gradients", &spec(LENGTH), BUFFERS).unwrap();
+    let now = MemoryFiles::now();
+    let bytes = u64::from(BUFFERS) * (LENGTH as u64 + 8).next_multiple_of(64);
+    assert_eq!(now.bytes - before.bytes, bytes.next_multiple_of(4096));
+    assert_eq!(now.count - before.count, 1);
+}
+
 #[tokio::test]
 async fn tensors_of_any_length_one_at_a_time_need_memory_for_a_few() {
     if !is_alone(concat!(module_path!(), "::tensors_of_any_length_one_at_a_time_need_memory_for_a_few")) {
