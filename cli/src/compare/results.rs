@@ -428,8 +428,8 @@ idle CPU: user + system time of both processes while all connections are idle, a
 
 /// Explains the figures of several runs.
 const OF_RUNS: &str = "
-figures are medians of the runs, and ratios are medians of the ratios within each run. p50 in all runs, in all runs: the least \
-and the largest, of p50 and of latency × (for grpc-tcp its median p50 over that of a run). The next run is outside in two of \
+figures are medians of the runs, and ratios are medians of the ratios within each run. p50 in all runs: the least and the largest \
+of a run; in all runs: likewise of latency × (for grpc-tcp its median p50 over that of a run). The next run is outside in two of \
 N + 1 cases, if nothing changes. No σ, because runs that are disturbed lie far away on one side. errors: of all runs.";
 
 /// Explains the modes that carry tensors.
