@@ -4,5 +4,6 @@ mod figures;
 mod links;
 mod messages;
 mod metrics;
+mod runbook;
 mod variables;
 mod words;
