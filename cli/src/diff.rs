@@ -204,6 +204,7 @@ fn name_of(row: &Map<String, Value>) -> String {
             }
             ("rate", rate) => format!("{}/s", units::count(rate.as_f64().unwrap_or(0.0))),
             (_, Value::String(text)) => text.clone(),
+            (field, number) if number == 1 => format!("1 {}", field.trim_end_matches('s')),
             (field, number) => format!("{number} {field}"),
         };
         let comma = if name.is_empty() { "" } else { ", " };
@@ -472,7 +473,7 @@ mod tests {
             ),
             (
                 json!({ "mode": "rdma-cp", "model": "gru", "bytes": 9, "servers": 1, "workers": 2, "compute": "none" }),
-                "rdma-cp, gru, 1 servers, 2 workers",
+                "rdma-cp, gru, 1 server, 2 workers",
             ),
             (
                 json!({ "algorithm": "ring", "bytes": 1024, "ranks": 2, "type": "f32", "operand": "slice" }),

@@ -45,7 +45,7 @@ impl Outputs {
     }
 
     /// Writes the files that were asked for, and prints `text` for people. The JSON is all of `document`, the
-    /// CSV has `rows`.
+    /// CSV has `rows`. A file that can't be written loses no text, and a closed stdout no file.
     ///
     /// # Errors
     ///
@@ -57,17 +57,16 @@ impl Outputs {
         document: &impl Serialize,
         rows: &[impl Serialize],
     ) -> Result<(), Failure> {
-        if let Some(path) = &self.json {
-            write_json(path, document)?;
-        }
-        if let Some(path) = &self.csv {
-            write(path, &to_csv(rows)?)?;
-        }
-        if let Some(path) = &self.markdown {
-            write(path, &markdown())?;
-        }
+        let files = || {
+            self.json.as_deref().map_or(Ok(()), |path| write_json(path, document))?;
+            self.csv.as_deref().map_or(Ok(()), |path| write(path, &to_csv(rows)?))?;
+            self.markdown.as_deref().map_or(Ok(()), |path| write(path, &markdown()))
+        };
+        let written = files();
         let paths = [&self.json, &self.csv, &self.markdown];
-        print(text, paths.into_iter().flatten().map(PathBuf::as_path).find(|path| is_stdout(path)))
+        let stdout = paths.into_iter().flatten().map(PathBuf::as_path).find(|path| is_stdout(path));
+        let printed = print(text, stdout);
+        written.and(printed)
     }
 }
 

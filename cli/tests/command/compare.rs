@@ -128,6 +128,10 @@ fn csv_and_markdown_have_the_rows_of_the_json() {
     assert_eq!(csv::Reader::from_reader(&output.stdout[..]).records().count(), 1);
     assert!(String::from_utf8_lossy(&output.stderr).contains("this machine"));
     refused(&run(&[&stdout[..], &["--json", "-"]].concat()), 2, &["--csv: - is stdout, which --json has"]);
+    // A full disk does not lose the table.
+    let full = run(&[&stdout[..stdout.len() - 2], &["--csv", "/dev/full"]].concat());
+    assert!(String::from_utf8_lossy(&full.stdout).contains("memcpy"), "{full:?}");
+    refused(&full, 1, &["can't write /dev/full", "No space left"]);
 }
 
 #[test]

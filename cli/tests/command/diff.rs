@@ -165,7 +165,8 @@ fn what_commands_write_is_read() {
         fs::write(&file, written.to_string()).unwrap();
         file
     });
-    for (old, new, spread) in [(0, 1, "unknown"), (1, 1, "figures 0 are worse beyond it, 0 are better beyond it")]
+    for (old, new, spread) in
+        [(0, 1, "unknown"), (1, 1, "figures 0 are worse beyond it, 0 are better beyond it")]
     {
         let output = diff(&files[old], &files[new], &[]);
         let text = String::from_utf8_lossy(&output.stdout);
@@ -185,5 +186,5 @@ fn what_commands_write_is_read() {
     assert!(output.status.success(), "{output:?}");
     let output = diff(&file, &file, &["--at-least", "1"]);
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("rdma-zerocp, gru, 1 servers, 1 workers"), "{output:?}");
+    assert!(output.status.success() && text.contains("rdma-zerocp, gru, 1 server, 1 worker"), "{output:?}");
 }
