@@ -157,8 +157,7 @@ struct Results {
 
 fn read(path: &Path) -> Result<Results, Failure> {
     let bad = |fault: &str| {
-        let accepted =
-            "accepted: a file that --json of compare, load, parameter-server or allreduce wrote";
+        let accepted = "accepted: a file that --json of compare, load, parameter-server or allreduce wrote";
         Failure::usage(format!("{}: {fault}; {accepted}", path.display()))
     };
     let text = fs::read(path)

@@ -8,6 +8,7 @@ use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use tonic_rdma_collective::Reduction;
+use tonic_rdma_commands::output::Outputs;
 use tonic_rdma_commands::units::{SIZE_FORMS, number, parse_size, parse_time};
 use tonic_rdma_commands::{
     Failure, List, Named as _, ValueError, name_list, number_list, output, parse_list, parse_set,
@@ -82,9 +83,8 @@ pub(crate) struct Options {
     /// Measure four sizes for 0.1 s each
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Write the rows as JSON to this file; - is stdout
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) outputs: Outputs,
     /// Write a plot of latency and bus bandwidth to this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
@@ -129,7 +129,8 @@ impl Cell {
 impl Options {
     /// Checks that the files of the results can be written.
     pub(crate) fn check_files(&self) -> Result<(), Failure> {
-        output::check_files(&[("--json", self.json.as_deref()), ("--plot", self.plot.as_deref())])
+        self.outputs.check()?;
+        output::check_files(&[("--plot", self.plot.as_deref())])
     }
 
     /// Returns the numbers of local ranks.

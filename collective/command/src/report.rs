@@ -6,7 +6,7 @@ use crate::options::{Algorithm, Operand, Options, Type};
 use tonic_rdma_collective::Reduction;
 use tonic_rdma_commands::plot::{self, Axis, Content, Plot, Scale, Series};
 use tonic_rdma_commands::statistics::{geometric_mean, median, quantile};
-use tonic_rdma_commands::table::{dash, grid, times};
+use tonic_rdma_commands::table::{dash, grid, markdown, times};
 use tonic_rdma_commands::units::{digits, micros, size};
 use tonic_rdma_commands::{Failure, Named as _, output};
 
@@ -202,14 +202,11 @@ impl Results {
     /// Writes the files that were asked for, prints the tables, and returns a failure if a check did not
     /// hold.
     pub(crate) fn show(&self, options: &Options) -> Result<(), Failure> {
-        let json = options.json.as_deref();
-        if let Some(path) = json {
-            output::write_json(path, self)?;
-        }
         if let Some(path) = &options.plot {
             output::write_file(path, &draw(&self.rows)?)?;
         }
-        output::print(&self.render(), json)?;
+        let table = || format!("{}\n", markdown(&HEADINGS, TEXTS, self.rows.iter().map(texts)));
+        options.outputs.show(&self.render(), table, self, &self.rows)?;
         self.check()
     }
 
@@ -281,16 +278,20 @@ fn key_texts(key: &Key) -> [String; 5] {
     [key.ranks.to_string(), kind.to_owned(), operand.to_owned(), size(key.bytes), algorithm.to_owned()]
 }
 
+/// The headings of the rows, and how many of them are of texts.
+const HEADINGS: [&str; 10] =
+    ["ranks", "type", "operand", "size", "algorithm", "iterations", "p50", "p99", "bus GB/s", "errors"];
+const TEXTS: usize = 5;
+
+fn texts(row: &Row) -> Vec<String> {
+    let mut texts = key_texts(&row.key).to_vec();
+    texts.extend([row.iterations.to_string(), micros(row.p50_us), micros(row.p99_us)]);
+    texts.extend([digits(row.bus_gbytes_per_s), row.errors.to_string()]);
+    texts
+}
+
 fn rows(rows: &[Row]) -> String {
-    let headings =
-        ["ranks", "type", "operand", "size", "algorithm", "iterations", "p50", "p99", "bus GB/s", "errors"];
-    let text = |row: &Row| {
-        let mut texts = key_texts(&row.key).to_vec();
-        texts.extend([row.iterations.to_string(), micros(row.p50_us), micros(row.p99_us)]);
-        texts.extend([digits(row.bus_gbytes_per_s), row.errors.to_string()]);
-        texts
-    };
-    groups(&headings, rows, |row| (row.key.ranks, row.key.kind, row.key.operand), text)
+    groups(&HEADINGS, rows, |row| (row.key.ranks, row.key.kind, row.key.operand), texts)
 }
 
 fn counters(counters: &[Counted]) -> String {

@@ -93,7 +93,8 @@ fn kill(pid: u32) {
 fn rows_of_every_cell_are_written_and_right() {
     let directory = std::env::temp_dir().join(format!("tonic-rdma-allreduce-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
-    let (json, plot) = (directory.join("rows.json"), directory.join("plot.svg"));
+    let [json, csv, markdown, plot] =
+        ["rows.json", "rows.csv", "rows.md", "plot.svg"].map(|name| directory.join(name));
     let output = run(&[
         "--ranks",
         "1,2,3",
@@ -111,12 +112,16 @@ fn rows_of_every_cell_are_written_and_right() {
         "no",
         "--json",
         json.to_str().unwrap(),
+        "--csv",
+        csv.to_str().unwrap(),
+        "--markdown",
+        markdown.to_str().unwrap(),
         "--plot",
         plot.to_str().unwrap(),
     ]);
     assert!(output.status.success(), "{}", stderr(&output));
     let content: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
-    let svg = std::fs::read_to_string(&plot).unwrap();
+    let [csv, markdown, svg] = [csv, markdown, plot].map(|file| std::fs::read_to_string(file).unwrap());
     std::fs::remove_dir_all(&directory).unwrap();
     let rows = content["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 3 * 3 * 2 * 2);
@@ -129,6 +134,15 @@ fn rows_of_every_cell_are_written_and_right() {
     }
     assert_eq!(content["plans"].as_array().unwrap().len(), 3);
     assert!(svg.contains("<svg") && svg.contains("3 ranks, i64, slice"));
+    // A line of names, or of headings and a line below them, and the rows. No field has a comma.
+    let names: Vec<&str> = csv.lines().next().unwrap().split(',').collect();
+    assert!(names.contains(&"p50_us") && names.contains(&"bus_gbytes_per_s"), "{names:?}");
+    assert!(csv.lines().all(|line| line.split(',').count() == names.len()), "{csv}");
+    assert_eq!(
+        (csv.lines().count(), markdown.lines().count()),
+        (1 + rows.len(), 2 + rows.len()),
+        "{markdown}"
+    );
     assert!(String::from_utf8_lossy(&output.stdout).contains("bus GB/s"));
 }
 
