@@ -1,43 +1,44 @@
 //! The command line: the commands, and a message of one line for input that is not accepted.
 
-use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use tonic_rdma_commands::{Failure, explain};
 
+use crate::about::{self, CompletionsOptions, ManOptions};
 use crate::bridge::{self, BridgeOptions};
 use crate::compare::options::{self as compare, CompareOptions, ServerOptions};
 use crate::devices::DevicesOptions;
 use crate::diff::{self, DiffOptions};
 use crate::parameter_server::{self, ParameterServerOptions, ProcessOptions};
 use crate::probe::{self, ProbeOptions};
+use crate::programs::{self, Arguments};
 use crate::tune::{self, TuneOptions};
 
 #[derive(Debug, Parser)]
 #[command(
     name = "tonic-rdma",
     version,
-    about = "Compare RDMA with TCP beneath gRPC, carry byte streams over RDMA, list RDMA devices, and tune them"
+    long_version = about::VERSION.as_str(),
+    about = "Compare RDMA with TCP beneath gRPC, carry byte streams over RDMA, list RDMA devices, and tune them",
+    after_help = "`tonic-rdma COMMAND -h` lists the options of a command, and --help explains them."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    command: Command,
+    pub(crate) command: Command,
 }
 
 /// The command to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Measure the same gRPC calls over TCP, Unix sockets and RDMA, side by side
-    #[command(after_help = compare::HELP)]
+    #[command(after_long_help = compare::HELP)]
     Compare(CompareOptions),
-    /// Compare two files of --json, cell by cell: what differs by more than its runs do
-    #[command(after_long_help = diff::HELP)]
-    Diff(DiffOptions),
     /// The server process of `compare`, which starts it
     #[command(hide = true)]
     CompareServer(ServerOptions),
-    /// Measure the traffic of training: workers pull a model's variables and push gradients, by gRPC and by
-    /// the tensor channel
-    #[command(after_help = parameter_server::HELP)]
+    /// Compare two files of --json, cell by cell: what differs by more than its runs do
+    #[command(after_long_help = diff::HELP)]
+    Diff(DiffOptions),
+    /// Measure the traffic of training: pulls and pushes, by gRPC and by tensors
+    #[command(after_long_help = parameter_server::HELP)]
     ParameterServer(ParameterServerOptions),
     /// The server process of `parameter-server`, which starts it
     #[command(hide = true)]
@@ -45,36 +46,38 @@ pub(crate) enum Command {
     /// A worker process of `parameter-server`, which starts it
     #[command(hide = true)]
     ParameterServerWorker(ProcessOptions),
-    /// Carry byte streams between TCP or Unix sockets and RDMA, for clients and servers that have no RDMA of
-    /// their own
-    #[command(after_help = bridge::HELP)]
+    /// Carry byte streams over RDMA, for programs that have no RDMA of their own
+    #[command(after_long_help = bridge::HELP)]
     Bridge(BridgeOptions),
-    /// List RDMA devices, their limits, and why a device can't be used; with --check, test them
+    /// List RDMA devices and limits, and say why one can't be used; --check tests them
     Devices(DevicesOptions),
-    /// Connect to a server as a client does, and show transport, reason, device and round trip
-    #[command(after_help = probe::HELP)]
+    /// Connect as a client does, and show transport, reason, device and round trip
+    #[command(after_long_help = probe::HELP)]
     Probe(ProbeOptions),
-    /// Measure the cost of both ways of sending on a device, and show which is chosen and why
-    #[command(after_help = tune::HELP)]
+    /// Measure both ways of sending on a device, and show which is chosen and why
+    #[command(after_long_help = tune::HELP)]
     Tune(TuneOptions),
+    /// Measure and check collectives, alone or as a rank (tonic-rdma-allreduce)
+    #[command(hide = true)]
+    Allreduce(Arguments),
+    /// Run an ONNX model split over processes, and check it (tonic-rdma-graph)
+    #[command(hide = true)]
+    Graph(Arguments),
+    /// Train networks with several processes (tonic-rdma-training)
+    #[command(hide = true)]
+    Training(Arguments),
+    /// Print the completions of commands and options for a shell
+    #[command(after_long_help = about::COMPLETIONS_HELP)]
+    Completions(CompletionsOptions),
+    /// Print the page for man, or write those of all commands to a folder
+    Man(ManOptions),
 }
 
-/// Parses the command line of this process.
-pub(crate) fn parse() -> Result<Command, Failure> {
-    let error = match Cli::try_parse() {
-        Ok(cli) => return Ok(cli.command),
-        Err(error) => error,
-    };
-    let is_empty = std::env::args_os().len() <= 1;
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand && is_empty {
-        // To stderr, because a missing command is an error.
-        error.print().map_err(|error| Failure::output(&error))?;
-        #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
-        std::process::exit(2)
-    }
-    explain(&error, &Cli::command())?;
-    #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
-    std::process::exit(0)
+/// Returns the parser, whose help has the programs that are installed.
+pub(crate) fn command() -> clap::Command {
+    let is_there = |name| programs::find(name).is_some();
+    let show = |command: clap::Command, name| command.mut_subcommand(name, |it| it.hide(!is_there(name)));
+    programs::NAMES.into_iter().fold(Cli::command(), show)
 }
 
 #[cfg(test)]
@@ -83,6 +86,32 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
+    }
+
+    #[test]
+    fn short_help_has_a_line_for_each_option() {
+        let mut root = command().term_width(100);
+        root.build();
+        let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
+        let listed = root.clone().render_help().to_string();
+        let listed = listed.lines().filter(|line| line.starts_with("  ")).count();
+        assert_eq!(listed, shown.count() + 2, "a command or an option needs more than a line");
+        for shown in root.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+            let (name, short) = (shown.get_name().to_owned(), shown.render_help().to_string());
+            let options = short.split_once("Options:\n").map_or("", |(_, options)| options);
+            let options = options.split_once("\n\n").map_or(options, |(options, _)| options);
+            let wrapped: Vec<_> =
+                options.lines().filter(|line| !line.trim_start().starts_with('-')).collect();
+            assert!(
+                wrapped.is_empty(),
+                "`{name} -h` needs more than a line for an option: {wrapped:#?}\n{short}"
+            );
+            let long = shown.render_long_help().to_string();
+            for text in [&short, &long] {
+                let wide: Vec<_> = text.lines().filter(|line| line.chars().count() > 100).collect();
+                assert!(wide.is_empty(), "`{name}` has lines of more than 100 columns: {wide:#?}");
+            }
+        }
     }
 }

@@ -11,7 +11,7 @@ use clap::{CommandFactory as _, Parser as _};
 use tonic_rdma_checks::pages::{self, Page, inline_code};
 use tonic_rdma_checks::root;
 
-use crate::args::Cli;
+use crate::args::{self, Cli};
 use crate::compare::modes::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
@@ -90,8 +90,10 @@ fn tables_have_every_mode_and_every_command() {
     let modes = Mode::all().iter().map(|mode| ("benchmarks.md", mode.to_string()));
     let command = Cli::command();
     let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
-    let commands = commands.map(|command| ("commands.md", format!("tonic-rdma {}", command.get_name())));
-    for (page, name) in modes.chain(commands) {
+    let commands = commands.map(|command| format!("tonic-rdma {}", command.get_name()));
+    let programs =
+        COMMANDS.iter().map(|(name, _)| format!("{name}`, or `{}", name.replacen("rdma-", "rdma ", 1)));
+    for (page, name) in modes.chain(commands.chain(programs).map(|name| ("commands.md", name))) {
         let has = pages::of_book(page).remove(0).text.contains(&format!("\n| `{name}` | "));
         assert!(has, "{page} does not explain {name}");
     }
@@ -114,6 +116,7 @@ fn wrong_command_lines_are_found() {
         "mpirun -n 4 target/release/tonic-rdma-allreduce --json rows.json",
         "tonic-rdma-training --sync parameter-server --workers 2",
         "tonic-rdma-graph MODEL.onnx --parts 2",
+        "tonic-rdma graph MODEL.onnx --parts 2",
         "srun -n 4 PROGRAM",
         "examples/run-all",
         "apt install gcc",
@@ -138,6 +141,7 @@ fn wrong_command_lines_are_found() {
         "cargo run --release -p tonic-rdma-allreduce -- --fast",
         "mpirun -n 4 target/release/tonic-rdma-allreduce --fast",
         "tonic-rdma-graph MODEL.onnx --fast",
+        "tonic-rdma graph MODEL.onnx --fast",
         "mpirun -n 4 target/release/tonic-rdma-none",
         "examples/run-none",
         "python -m tonic_rdma compare --fast",
@@ -159,6 +163,9 @@ fn fault(line: &str) -> Option<String> {
         words => words,
     };
     match words.first() {
+        Some(&"tonic-rdma") if program_of(words).is_some() => {
+            fault_of_options(program_of(words)?, &words[2..])
+        }
         Some(&"tonic-rdma") => refusal(words).map(|(_, text)| text),
         Some(&"cargo") => fault_of_cargo(&words[1..]),
         Some(&"PROGRAM") => None,
@@ -172,6 +179,11 @@ fn fault(line: &str) -> Option<String> {
         Some(program) if PROGRAMS.contains(program) => None,
         other => Some(format!("{other:?} is no program that pages may name")),
     }
+}
+
+/// Returns the folder of the program that `tonic-rdma NAME` starts.
+fn program_of(words: &[&str]) -> Option<&'static str> {
+    folder_of(&format!("tonic-rdma-{}", words.get(1)?))
 }
 
 /// Returns the folder of a package's command.
@@ -279,7 +291,7 @@ fn has_feature(folder: &str, feature: &str) -> bool {
 
 /// Returns the long options of all commands.
 fn options() -> BTreeSet<String> {
-    let mut root = Cli::command();
+    let mut root = args::command().arg(tonic_rdma_commands::color_option());
     root.build();
     let commands = root.get_subcommands().chain([&root]);
     let names =

@@ -1,5 +1,6 @@
 //! `probe`: what a client of an address gets, and why.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,9 +11,10 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 use tonic_rdma::gather::GatherCodec;
 use tonic_rdma::{Config, RdmaChannel, Verdict};
-use tonic_rdma_commands::process::report_line;
 use tonic_rdma_commands::statistics::quantile;
-use tonic_rdma_commands::{Context as _, Failure, units};
+use tonic_rdma_commands::{Context as _, Failure, output, units};
+
+use crate::devices::show;
 
 pub(crate) const HELP: &str = "\
 The exit status is 0 over RDMA, 3 over TCP, and 1 if there is no connection or no gRPC server. The variables of a client, \
@@ -21,7 +23,8 @@ service; the server may count it as a failed call.
 
 Examples:
   tonic-rdma probe 10.0.0.7:50051
-  tonic-rdma probe --json http://parameters.example:50051";
+  tonic-rdma probe --json http://parameters.example:50051
+  RDMA_POLICY=require tonic-rdma probe 10.0.0.7:50051     an error with the reason in place of TCP";
 
 /// A method that no server has. Servers answer it without an application's code.
 const METHOD: &str = "/tonic_rdma.Probe/RoundTrip";
@@ -32,14 +35,16 @@ const CALLS: usize = 200;
 #[derive(Debug, Args)]
 pub(crate) struct ProbeOptions {
     /// The server: HOST:PORT, or an http URL
-    #[arg(value_name = "HOST:PORT")]
-    server: String,
-    /// The longest time for the connection and all calls, in seconds or with a unit (300ms, 2m)
+    #[arg(value_name = "HOST:PORT", required_unless_present = "json")]
+    server: Option<String>,
+    /// Longest time for connection and all calls, such as 5s or 300ms
+    ///
+    /// Without a unit it is in seconds.
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = units::parse_time)]
     timeout: Duration,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    /// Write JSON to this file; without FILE, print it in place of the text
+    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
 }
 
 /// What a client gets.
@@ -66,26 +71,34 @@ struct Report {
 /// Connects as a client does, and shows what the connection is. Fails if it is not RDMA.
 pub(crate) fn run(options: &ProbeOptions) -> Result<(), Failure> {
     let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
-    let url = match options.server.contains("://") {
-        true => options.server.clone(),
-        false => format!("http://{}", options.server),
+    let (server, json) = match (&options.server, options.json.as_deref()) {
+        (Some(server), json) => (server.clone(), json),
+        // In `probe --json HOST:PORT` clap takes the server for the file.
+        (None, Some(file)) if file.to_string_lossy().contains(':') => {
+            (file.to_string_lossy().into_owned(), Some(Path::new("-")))
+        }
+        (None, _) => {
+            return Err(Failure::usage("the server is missing; accepted: HOST:PORT, or an http URL"));
+        }
     };
+    output::check_files(&[("--json", json)])?;
+    let url = if server.contains("://") { server.clone() } else { format!("http://{server}") };
     if url.starts_with("https:") {
         return Err(Failure::usage(format!("{url}: probe has no certificates for https")));
     }
-    let endpoint = Endpoint::from_shared(url.clone())
-        .map_err(|error| Failure::usage(format!("{:?} is no HOST:PORT", options.server)).because(error))?;
+    let refusal = || Failure::usage(format!("{server:?} is no server; accepted: HOST:PORT, or an http URL"));
+    let endpoint = Endpoint::from_shared(url.clone()).map_err(|_| refusal())?;
+    // A URL may leave the port out.
+    if !url.starts_with("http://") || (url != server && endpoint.uri().port_u16().is_none()) {
+        return Err(refusal());
+    }
     let runtime = Builder::new_current_thread().enable_all().build().context("can't start a runtime")?;
     let probed = runtime.block_on(async {
         let report = tokio::time::timeout(options.timeout, probe(&url, endpoint, config)).await;
         report.unwrap_or_else(|_| Err(Failure::run(format!("{url}: no answer within {:?}", options.timeout))))
     });
     let report = probed?;
-    let text = match options.json {
-        true => serde_json::to_string_pretty(&report).context("can't make JSON of the report")?,
-        false => report.to_text(),
-    };
-    report_line(text)?;
+    show(&report.to_text(), json, &report)?;
     if report.verdict == Verdict::Rdma.to_string() {
         return Ok(());
     }

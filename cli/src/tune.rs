@@ -24,10 +24,10 @@ const BUDGET: Duration = Duration::from_millis(1500);
 #[derive(Debug, Args)]
 pub(crate) struct TuneOptions {
     /// The device, as `tonic-rdma devices` shows it [default: the first usable one]
-    #[arg(long, value_name = "NAME", env = "RDMA_DEVICE", hide_env = true)]
+    #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE", hide_env = true)]
     device: Option<String>,
-    /// Write the values as JSON to this file; - is stdout
-    #[arg(long, value_name = "FILE")]
+    /// Write the values as JSON to this file; without FILE, or with -, to stdout
+    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 

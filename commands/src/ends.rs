@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::{fmt, fs};
 
-use clap::Args;
+use clap::{Args, CommandFactory as _, FromArgMatches as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use tonic_rdma::unstable::Processors;
@@ -14,6 +14,7 @@ use tonic_rdma_verbs::FoundDevice;
 use crate::failure::{Context as _, Failure, one_line};
 use crate::process::report_line;
 use crate::remote::{ClockOffset, Host, Listener, Request};
+use crate::start::{prepared, split_color};
 use crate::units;
 
 /// The machine of a run.
@@ -132,9 +133,9 @@ pub fn parse_arguments<O: Args>(arguments: &[String]) -> Result<O, Failure> {
         #[command(flatten)]
         options: O,
     }
-    let parsed = <Line<O> as clap::Parser>::try_parse_from(
-        ["caller"].into_iter().chain(arguments.iter().map(String::as_str)),
-    );
+    let line = ["caller"].into_iter().chain(arguments.iter().map(String::as_str));
+    let matches = prepared(Line::<O>::command()).try_get_matches_from(line);
+    let parsed = matches.and_then(|mut matches| Line::<O>::from_arg_matches_mut(&mut matches));
     parsed.map(|line| line.options).map_err(|error| {
         let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
@@ -142,7 +143,8 @@ pub fn parse_arguments<O: Args>(arguments: &[String]) -> Result<O, Failure> {
     })
 }
 
-/// Returns the arguments of this process, without the first ones: the names of the program and of a subcommand.
+/// Returns the arguments of this process, without `--color` and the first ones: the names of the program and of a
+/// subcommand.
 ///
 /// # Errors
 ///
@@ -153,7 +155,7 @@ pub fn own_arguments(first: usize) -> Result<Vec<String>, Failure> {
             Failure::usage(format!("{} is no text, and can't go to another host", argument.display()))
         })
     };
-    std::env::args_os().skip(first).map(text).collect()
+    split_color(std::env::args_os()).0.into_iter().skip(first).map(text).collect()
 }
 
 /// Limits the memory of this process, so that an allocation beyond the limit ends it.

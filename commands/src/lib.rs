@@ -35,5 +35,5 @@ pub use named::{Named, parse_name};
 pub use runtime::Flavour;
 #[cfg(feature = "remote")]
 pub use signals::Signals;
-pub use start::{bench_options, explain, log, status};
+pub use start::{bench_options, color_option, log, main, parse, status};
 pub use {clap, serde_json};

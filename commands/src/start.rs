@@ -1,15 +1,100 @@
 //! How a command begins and ends: log messages, refusals of clap, exit status.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::ffi::OsString;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use clap::Command;
+use anstream::{AutoStream, ColorChoice};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command, FromArgMatches, Parser, value_parser};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::failure::{Failure, one_line};
+
+/// Runs a command: parses its options, sends log messages to stderr, and reports the failure. Returns the exit
+/// status.
+pub fn main<O: Parser>(run: impl FnOnce(&O) -> Result<(), Failure>) -> ExitCode {
+    let command = O::command();
+    let name = command.get_name().to_owned();
+    let outcome = parse::<O>(command).and_then(|options| match options {
+        Some(options) => log(None, "warn").and_then(|()| run(&options)),
+        None => Ok(()),
+    });
+    status(&name, outcome)
+}
+
+/// Parses the command line of this process, with `--color` in addition to the options of `command`. Returns
+/// `None` if it has shown help or version. Without any argument where a subcommand is needed, it shows the help
+/// on stderr and ends the process with status 2.
+///
+/// # Errors
+///
+/// Returns the refusal of the command line in one line, or the failure of stdout.
+pub fn parse<O: FromArgMatches>(command: Command) -> Result<Option<O>, Failure> {
+    let color = match split_color(std::env::args_os()).1.as_deref() {
+        Some("always") => ColorChoice::Always,
+        Some("never") => ColorChoice::Never,
+        _ => ColorChoice::Auto,
+    };
+    color.write_global();
+    let mut command = prepared(command.arg(color_option()).max_term_width(100));
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let error = match matches.and_then(|mut matches| O::from_arg_matches_mut(&mut matches)) {
+        Ok(options) => return Ok(Some(options)),
+        Err(error) => error,
+    };
+    let is_empty = std::env::args_os().len() <= 1;
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let shown = error.print().and_then(|()| io::stdout().flush());
+            shown.map(|()| None).map_err(|error| Failure::output(&error))
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if is_empty => {
+            // To stderr, because a missing command is an error.
+            error.print().map_err(|error| Failure::output(&error))?;
+            #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
+            std::process::exit(2)
+        }
+        _ => Err(Failure::usage(refusal(&error, &command, std::env::args_os()))),
+    }
+}
+
+/// Lets each option take a negative number, so that its own parser refuses it and says what is accepted.
+pub(crate) fn prepared(command: Command) -> Command {
+    let negative = |argument: Arg| match argument.get_action().takes_values() {
+        true => argument.allow_negative_numbers(true),
+        false => argument,
+    };
+    command.mut_args(negative).mut_subcommands(prepared)
+}
+
+/// The option `--color`, which [`parse`] adds.
+pub fn color_option() -> Arg {
+    Arg::new("color")
+        .long("color")
+        .global(true)
+        .hide_short_help(true)
+        .hide_possible_values(true)
+        .value_name("auto|always|never")
+        .value_parser(value_parser!(clap::ColorChoice))
+        .help("Colours of help and log messages [default: auto: on a terminal, if NO_COLOR is not set]")
+}
+
+/// Takes `--color` out of a command line. Returns the rest, and the value.
+pub(crate) fn split_color(arguments: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Option<String>) {
+    let (mut rest, mut color) = (Vec::new(), None);
+    let mut arguments = arguments.into_iter();
+    while let Some(argument) = arguments.next() {
+        match argument.to_str() {
+            Some("--color") => color = arguments.next().and_then(|value| value.into_string().ok()),
+            Some(text) if text.starts_with("--color=") => color = Some(text["--color=".len()..].to_owned()),
+            _ => rest.push(argument),
+        }
+    }
+    (rest, color)
+}
 
 /// Sends log messages to stderr. The filter is `option`, the value of `--log`, else the variable `RUST_LOG`,
 /// else `usual`. An empty variable counts as none.
@@ -31,8 +116,8 @@ pub fn log(option: Option<&str>, usual: &str) -> Result<(), Failure> {
              separated by commas, such as warn,tonic_rdma=info"
         ))
     })?;
-    let lines =
-        tracing_subscriber::fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
+    let is_colored = AutoStream::choice(&io::stderr()) != ColorChoice::Never;
+    let lines = tracing_subscriber::fmt::layer().with_ansi(is_colored).with_writer(io::stderr);
     tracing_subscriber::registry().with(lines).with(targets).init();
     Ok(())
 }
@@ -60,36 +145,30 @@ pub fn bench_options<T: clap::Parser>() -> T {
     T::parse_from(std::env::args_os().filter(|argument| argument != "--bench"))
 }
 
-/// Shows help or version, if `error` is such a request. Otherwise returns clap's message as a failure of one
-/// line.
-///
-/// # Errors
-///
-/// Returns the failure of the command line, or of stdout.
-pub fn explain(error: &clap::Error, command: &Command) -> Result<(), Failure> {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            error.print().and_then(|()| io::stdout().flush()).map_err(|error| Failure::output(&error))
-        }
-        _ => {
-            // Only clap's usage line names the subcommand that was being parsed.
-            let name = std::env::args_os().nth(1).unwrap_or_default();
-            Err(Failure::usage(refusal(error, command.find_subcommand(name).unwrap_or(command))))
-        }
-    }
-}
-
-/// Returns clap's message in one line, with what was probably meant, or else with what is accepted.
-fn refusal(error: &clap::Error, command: &Command) -> String {
+/// Returns clap's message for the command line `arguments` in one line, with what was probably meant, or else with
+/// what is accepted.
+fn refusal(error: &clap::Error, command: &Command, arguments: impl IntoIterator<Item = OsString>) -> String {
+    let kind = error.kind();
+    // Only clap's usage line names the subcommand that was being parsed.
+    let mut arguments = arguments.into_iter().skip(1);
+    let command = arguments.find_map(|name| command.find_subcommand(name)).unwrap_or(command);
     let rendered = error.render().to_string();
     let lines = rendered.split("\n\n").next().unwrap_or_default().lines().map(str::trim);
     // `accepted` has the possible values, in the form that all messages share.
     let lines: Vec<&str> = lines.filter(|line| !line.starts_with("[possible values")).collect();
-    let (kind, message) = (error.kind(), one_line(&lines.join(" ")));
+    let message = one_line(&lines.join(" "));
     let message = message.strip_prefix("error: ").unwrap_or(&message).trim_end_matches('.');
+    let given = strings(error, ContextKind::InvalidArg).pop().unwrap_or_default();
     let accepted = match kind {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             return format!("a command is missing; accepted: {}", subcommands(command));
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let name = command.get_bin_name().unwrap_or(command.get_name());
+            return format!("{message}; `{name} --help` explains them");
+        }
+        ErrorKind::UnknownArgument if is_negative(&given) => {
+            return format!("unexpected argument '{given}' found; no number, size or time is negative");
         }
         ErrorKind::InvalidValue => strings(error, ContextKind::ValidValue).join(", "),
         _ => String::new(),
@@ -97,7 +176,7 @@ fn refusal(error: &clap::Error, command: &Command) -> String {
     let meant = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue];
     // The best suggestion is clap's last one.
     let mut meant = meant.into_iter().flat_map(|kind| strings(error, kind));
-    let meant = meant.rfind(|text| !is_hidden(command, text));
+    let meant = meant.rfind(|text| !is_hidden(command, text)).or_else(|| meant_server(command, kind, &given));
     let accepted = match (kind, &meant) {
         (ErrorKind::UnknownArgument, None) => flags(command),
         (ErrorKind::InvalidSubcommand, _) => subcommands(command),
@@ -109,6 +188,18 @@ fn refusal(error: &clap::Error, command: &Command) -> String {
         (Some(meant), "") => format!("{message}; did you mean {meant}?"),
         (Some(meant), accepted) => format!("{message}; did you mean {meant}? accepted: {accepted}"),
     }
+}
+
+fn is_negative(text: &str) -> bool {
+    text.strip_prefix('-').is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+}
+
+/// Returns the option for an address that was given without one, as clients of other programs take it.
+fn meant_server(command: &Command, kind: ErrorKind, given: &str) -> Option<String> {
+    let takes_server = command.get_arguments().any(|argument| argument.get_long() == Some("server"));
+    let is_plain = kind == ErrorKind::UnknownArgument && !given.starts_with('-') && !given.is_empty();
+    let port = if given.contains(':') { "" } else { ":PORT" };
+    (takes_server && is_plain).then(|| format!("--server {given}{port}"))
 }
 
 /// Returns the texts that clap keeps of `kind`.
@@ -186,9 +277,12 @@ mod tests {
         let policy = clap::Arg::new("policy").long("policy").value_parser(["require", "prefer"]);
         let modes = clap::Arg::new("modes").long("modes").required(true);
         let secret = clap::Arg::new("policies").long("policies").hide(true);
-        let own = Command::new("compare").arg(policy).arg(modes).arg(secret);
+        let others = ["server", "limit"].map(|name| clap::Arg::new(name).long(name));
+        let limit =
+            |it: clap::Arg| if it.get_id() == "limit" { it.value_parser(value_parser!(u8)) } else { it };
+        let own = Command::new("compare").arg(policy).arg(modes).arg(secret).args(others.map(limit));
         let secret = Command::new("compare-server").hide(true);
-        let command = Command::new("x").subcommand_required(true).subcommands([own.clone(), secret]);
+        let command = Command::new("x").subcommand_required(true).subcommands([own, secret]);
         for (line, expected) in [
             (
                 &["x", "compre"][..],
@@ -199,11 +293,11 @@ mod tests {
             (&["x", "compare", "--mode", "a"], "unexpected argument '--mode' found; did you mean --modes?"),
             (
                 &["x", "compare", "--policie", "a"],
-                "unexpected argument '--policie' found; accepted: --policy, --modes, --help",
+                "unexpected argument '--policie' found; accepted: --policy, --modes, --server, --limit, --help",
             ),
             (
                 &["x", "compare", "--zz"],
-                "unexpected argument '--zz' found; accepted: --policy, --modes, --help",
+                "unexpected argument '--zz' found; accepted: --policy, --modes, --server, --limit, --help",
             ),
             (
                 &["x", "compare", "--policy", "requre"],
@@ -213,11 +307,42 @@ mod tests {
                 &["x", "compare", "--policy", "zz"],
                 "invalid value 'zz' for '--policy <policy>'; accepted: require, prefer",
             ),
-            (&["x", "compare"], "the following required arguments were not provided: --modes <modes>"),
+            (
+                &["x", "compare", "--limit", "-5"],
+                "invalid value '-5' for '--limit <limit>': invalid digit found in string",
+            ),
+            (
+                &["x", "compare", "--limit", "-5s"],
+                "unexpected argument '-5' found; no number, size or time is negative",
+            ),
+            (
+                &["x", "compare", "127.0.0.1"],
+                "unexpected argument '127.0.0.1' found; did you mean --server 127.0.0.1:PORT?",
+            ),
+            (
+                &["x", "compare", "[::1]:7"],
+                "unexpected argument '[::1]:7' found; did you mean --server [::1]:7?",
+            ),
+            (
+                &["x", "compare"],
+                "the following required arguments were not provided: --modes <modes>; `x compare --help` explains them",
+            ),
         ] {
-            let error = command.clone().try_get_matches_from(line).unwrap_err();
-            let at = if line.len() > 2 { &own } else { &command };
-            assert_eq!(refusal(&error, at), expected, "{line:?}");
+            let mut command = prepared(command.clone());
+            let error = command.try_get_matches_from_mut(line).unwrap_err();
+            assert_eq!(refusal(&error, &command, line.iter().map(OsString::from)), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn color_is_taken_out_of_a_command_line() {
+        for (line, rest, color) in [
+            (&["x", "--color", "never", "y"][..], &["x", "y"][..], Some("never")),
+            (&["x", "y", "--color=always"], &["x", "y"], Some("always")),
+            (&["x", "--colors"], &["x", "--colors"], None),
+        ] {
+            let split = split_color(line.iter().map(OsString::from));
+            assert_eq!(split, (rest.iter().map(OsString::from).collect(), color.map(str::to_owned)));
         }
     }
 }

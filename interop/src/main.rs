@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tonic_rdma::Config;
 use tonic_rdma_commands::process::report_line;
-use tonic_rdma_commands::{Context as _, Failure, explain, log};
+use tonic_rdma_commands::{Context as _, Failure, log, parse};
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Rights, Shape, TensorSpec};
 
 use client::ClientOptions;
@@ -43,10 +43,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = log(None, "warn").and_then(|()| match Cli::try_parse() {
-        Ok(cli) => run(cli.command),
-        Err(error) => explain(&error, &Cli::command()).map(|()| ExitCode::SUCCESS),
-    });
+    let parsed = log(None, "warn").and_then(|()| parse::<Cli>(Cli::command()));
+    let outcome = parsed.and_then(|cli| cli.map_or(Ok(ExitCode::SUCCESS), |cli| run(cli.command)));
     outcome.unwrap_or_else(|failure| failure.report("interop"))
 }
 

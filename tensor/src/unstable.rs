@@ -2,7 +2,7 @@
 //!
 //! It changes only with a new minor version (0.1 to 0.2), never with a patch, so `version = "0.1"` is enough.
 
-pub use crate::wire::{tensor_frame, tensor_metadata};
+pub use crate::wire::{SERVICE_VERSIONS, tensor_frame, tensor_metadata};
 
 use std::sync::Weak;
 

@@ -16,11 +16,10 @@ use std::alloc::System;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
 use serde::Serialize;
 use tonic_rdma_commands::ends::{self, Ends, limit_memory};
 use tonic_rdma_commands::plot::{self, Plot};
-use tonic_rdma_commands::{Context as _, Failure, explain, log, output, process, status};
+use tonic_rdma_commands::{Context as _, Failure, output, process};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use array::failure;
@@ -33,11 +32,7 @@ use train::{Group, Training};
 static ALLOCATOR: TracingAllocator = TracingAllocator::new(System);
 
 fn main() -> ExitCode {
-    let outcome = match Options::try_parse() {
-        Ok(options) => log(None, "warn").and_then(|()| run(&options)),
-        Err(error) => explain(&error, &Options::command()),
-    };
-    status(PROGRAM, outcome)
+    tonic_rdma_commands::main(run)
 }
 
 fn run(options: &Options) -> Result<(), Failure> {

@@ -46,10 +46,10 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "cnn")]
     pub(crate) model: Model,
     /// Learning rate [default: 0.02; lstm: 0.5]
-    #[arg(long, value_parser = factor, allow_negative_numbers = true)]
+    #[arg(long, value_parser = factor)]
     rate: Option<f32>,
     /// Momentum of the gradients
-    #[arg(long, value_parser = factor, allow_negative_numbers = true, default_value = "0.9")]
+    #[arg(long, value_parser = factor, default_value = "0.9")]
     pub(crate) momentum: f32,
     /// Seed of the weights and of the order of the samples
     #[arg(long, default_value = "1")]
@@ -86,7 +86,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = positive(), requires = "sync", default_value = "10000")]
     pub(crate) test_samples: usize,
     /// With --sync: time without progress after which a part gives up, in seconds or with a unit (300ms, 2m)
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, requires = "sync", default_value = "60", value_parser = |text: &str| parse_time_within(text, 0.1..=1e5))]
+    #[arg(long, value_name = "TIME", requires = "sync", default_value = "60", value_parser = |text: &str| parse_time_within(text, 0.1..=1e5))]
     pub(crate) deadline: Duration,
     /// With --model lstm: folder with the files of the program fortune; training/prepare installs them
     #[arg(long, value_name = "DIR", requires = "way", default_value = data::TEXTS_FOLDER)]
@@ -94,8 +94,8 @@ pub(crate) struct Options {
     /// With --model lstm: characters after which a text is cut
     #[arg(long, value_name = "N", value_parser = positive(), requires = "sync", default_value = "64")]
     length: usize,
-    /// Write the results to this file, as JSON; - is stdout
-    #[arg(long, value_name = "FILE")]
+    /// Write the results as JSON to this file; without FILE, or with -, to stdout
+    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
     /// Write a plot to this file, as SVG: the loss by step, or with --sync the accuracy by time
     #[arg(long, value_name = "FILE")]

@@ -57,43 +57,51 @@ short never looks complete. When a client connects, the bridge connects to the t
 at most for --drain-timeout; a second signal ends them at once. Exit status: 0 if all connections ended by themselves, 1 if some \
 were cut off or the bridge could not start, 2 for bad input.
 
-Example: a client and a server without RDMA, each with a bridge on its host:
-  client's host:  tonic-rdma bridge --listen tcp://127.0.0.1:50051 --connect rdma://ps0:50052
-  server's host:  tonic-rdma bridge --listen rdma://0.0.0.0:50052 --connect unix:/run/server.sock";
+Example: a client and a server without RDMA, each with a bridge on its host, the client's first:
+  tonic-rdma bridge --listen tcp://127.0.0.1:50051 --connect rdma://ps0:50052
+  tonic-rdma bridge --listen rdma://0.0.0.0:50052 --connect unix:/run/server.sock";
 
 /// Options of `bridge`.
 #[derive(Debug, Args)]
 pub(crate) struct BridgeOptions {
-    /// Where to accept connections; may be repeated, with a --connect for each
+    /// Where to accept connections: tcp://…, unix:…, rdma://…; repeatable
     #[arg(long, value_name = "ADDR", required = true)]
     pub(crate) listen: Vec<Address>,
-    /// The target of its connections
+    /// The target of its connections; one for each --listen
     #[arg(long, value_name = "ADDR", required = true)]
     pub(crate) connect: Vec<Address>,
-    /// Whether rdma:// addresses must use RDMA, or may use TCP [default: RDMA_POLICY, or else prefer]
-    #[arg(long, value_name = "require|prefer|tcp-only", hide_possible_values = true)]
+    /// For rdma://: require, prefer or tcp-only [default: RDMA_POLICY]
+    ///
+    /// Whether these connections must use RDMA, or may use TCP. Without RDMA_POLICY it is prefer.
+    #[arg(long, value_name = "POLICY", hide_possible_values = true)]
     pub(crate) policy: Option<PolicyName>,
-    /// Connections at one time, over all routes; further clients wait for the accept
-    #[arg(long, value_name = "NUMBER", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Connections at one time; further clients wait
+    ///
+    /// Over all routes. A client that waits is not accepted yet.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections: u32,
-    /// Time to connect to the target, in seconds or with a unit (300ms, 2m), without the client's wait while
-    /// the target answers others; then the client is reset
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10", value_parser = parse_time)]
+    /// Time to connect to the target, such as 5s or 300ms
+    ///
+    /// Without a unit it is in seconds. Then the client is reset. The client's wait while the target answers others does not count.
+    #[arg(long, value_name = "TIME", default_value = "10", value_parser = parse_time)]
     pub(crate) connect_timeout: Duration,
-    /// Time for connections to end after a signal, in seconds or with a unit
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "30", value_parser = parse_time)]
+    /// Time for connections to end after a signal
+    #[arg(long, value_name = "TIME", default_value = "30", value_parser = parse_time)]
     pub(crate) drain_timeout: Duration,
     /// Start only if every target accepts a connection
     #[arg(long)]
     pub(crate) require_target: bool,
-    /// Threads that carry the connections; each may keep a core busy
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Threads that carry connections, each on a core
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: u16,
-    /// Serve /metrics (Prometheus), /healthz and /ready over HTTP here, such as 127.0.0.1:9464
+    /// Serve /metrics, /healthz and /ready over HTTP here
+    ///
+    /// For Prometheus and for probes, such as 127.0.0.1:9464.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) metrics: Option<String>,
-    /// Log level for stderr: error, warn, info, debug, trace, or a filter in the form of RUST_LOG
-    /// [default: RUST_LOG, or else warnings and the transport of connections]
+    /// Log level, or a filter as in RUST_LOG [default: RUST_LOG]
+    ///
+    /// error, warn, info, debug, trace or off. Without RUST_LOG there are warnings and the transport of connections.
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 }

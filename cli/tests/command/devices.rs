@@ -14,6 +14,40 @@ fn devices_are_listed() {
     assert_eq!(json["devices"][0]["name"], "soft0");
     assert_eq!(json["devices"][0]["usable"], true);
     assert!(json["devices"][0].get("tests").is_none());
+    // Numbers are numbers, and names are in snake_case.
+    let limits = json["devices"][0]["limits"].as_object().unwrap();
+    let is_typed = |(name, value): (&String, &Value)| match name.starts_with("max_") {
+        true => value.is_u64(),
+        false => value.is_boolean(),
+    };
+    assert!(limits.len() == 11 && limits.iter().all(is_typed), "{limits:?}");
+    assert_eq!(limits["max_message_bytes"], 2_u64 << 30);
+    let findings = &json["findings"];
+    let uid = rustix::process::geteuid().as_raw();
+    assert_eq!(findings["process"]["uid"], uid, "{findings}");
+    assert!(
+        findings["processors"]["cpus"].is_u64() && findings["open_files"]["limit"].is_u64(),
+        "{findings}"
+    );
+    assert!(
+        findings["process"]["net_namespace"].is_u64() && findings["boot"]["id"].is_string(),
+        "{findings}"
+    );
+}
+
+#[test]
+fn json_goes_to_stdout_or_to_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("devices.json");
+    let output = run(&["devices", "--json", file.to_str().unwrap()]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("soft0 (soft): usable"), "{output:?}");
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(written["devices"][0]["name"], "soft0");
+    for arguments in [&["devices", "-J"][..], &["devices", "--json", "-"], &["devices", "--json=-"]] {
+        let output = run(arguments);
+        let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(printed["devices"] == written["devices"] && output.stderr.is_empty(), "{arguments:?}");
+    }
 }
 
 #[test]
@@ -24,10 +58,15 @@ fn devices_are_tested() {
     let tests = json["devices"][0]["tests"].as_array().unwrap();
     let operations: Vec<_> = tests.iter().map(|test| test["operation"].as_str().unwrap()).collect();
     assert_eq!(operations, ["connect", "SEND", "WRITE", "READ"]);
-    assert!(tests.iter().all(|test| test["micros"].is_u64()), "{tests:?}");
+    assert!(tests.iter().all(|test| test["passed"] == true), "{tests:?}");
+    assert!(
+        tests[1..].iter().all(|test| test["shortest_us"].is_f64() && test["bytes"] == 65_536),
+        "{tests:?}"
+    );
     let printed = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(
-        operations.iter().all(|operation| printed.contains(&format!("self-test, {operation}"))),
+        operations.iter().all(|operation| printed.contains(&format!("self-test, {operation}")))
+            && printed.contains("one thread polls both ends"),
         "{printed}"
     );
 }

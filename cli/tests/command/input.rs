@@ -1,4 +1,4 @@
-//! Help, the version, and the message for each kind of bad input.
+//! Help, and the message for each kind of bad input.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -76,6 +76,53 @@ fn bad_input_is_named_in_one_line() {
         (&["tune", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["tune", "--slow"], &["--slow", "--device, --json"]),
         (&["devices", "--all"], &["--all", "--json"]),
+        (&["devices", "extra"], &["extra", "--check, --json"]),
+        (&["devices", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
+        (&["compare", "127.0.0.1"], &["did you mean --server 127.0.0.1:PORT?"]),
+        (&["compare", "--duration", "nan"], &["bad time \"nan\"", "from 0.001 to 3600"]),
+        (&["compare", "--duration", "-5s"], &["-5", "no number, size or time is negative"]),
+        (&["compare", "--rate", "NaN"], &["\"NaN\"", "0.1 to 1000000"]),
+        (&["compare", "--rate", "1e400"], &["\"1e400\"", "0.1 to 1000000"]),
+        (&["compare", "--sizes", ""], &["--sizes", "the list is empty"]),
+        (&["compare", "--sizes", "64,,128"], &["an item of the list is empty"]),
+        (&["compare", "--sizes", "-64"], &["bad size \"-64\"", "64k, 4KiB"]),
+        (&["compare", "--inflight", "-1"], &["\"-1\"", "from 1 to 16384"]),
+        (&["compare", "--at-least", "zero"], &["bad ratio \"zero\"", "0.01 to 1000"]),
+        (&["compare", "--listen", "nonsense"], &["--listen: \"nonsense\" is no HOST:PORT"]),
+        (&["compare", "--server", "10.0.0.1"], &["--server: \"10.0.0.1\" is no HOST:PORT"]),
+        (&["compare", "--limit", "1MiB"], &["--listen <HOST:PORT>", "`tonic-rdma compare --help`"]),
+        (&["compare", "--quick", "--quick"], &["--quick", "multiple times"]),
+        (&["compare", "--json", "/tmp"], &["--json: can't write /tmp"]),
+        (&["compare-server", "{broken"], &["{broken", "line 1 column 2"]),
+        (&["probe"], &["<HOST:PORT>", "`tonic-rdma probe --help` explains"]),
+        (&["probe", "--timeout", "-3", "a:1"], &["--timeout", "bad time \"-3\"", "from 0.001"]),
+        (&["tune", "--device", ""], &["no device \"\"", "soft0"]),
+        (
+            &["bridge", "--listen", "tcp://127.0.0.1", "--connect", "tcp://a:1"],
+            &["port is missing", "tcp://HOST:PORT"],
+        ),
+        (
+            &["bridge", "--listen", "http://a:1", "--connect", "tcp://a:1"],
+            &["unknown scheme \"http\"", "unix:PATH"],
+        ),
+        (
+            &["bridge", "--listen", "tcp://a:1", "--connect", "tcp://a:1", "--threads", "1000"],
+            &["1000", "1..=256"],
+        ),
+        (
+            &["bridge", "--listen", "tcp://a:1", "--connect", "tcp://a:1", "--max-connections", "-1"],
+            &["-1", "1..=1000000"],
+        ),
+        (
+            &["bridge", "--listen", "tcp://a:1", "--connect", "tcp://a:1", "--connect-timeout", "-5"],
+            &["bad time \"-5\"", "from 0.001 to 3600"],
+        ),
+        (&["parameter-server", "--models", "bert"], &["unknown model \"bert\"", "vgg16"]),
+        (&["parameter-server", "--workers", "0"], &["\"0\"", "from 1 to 8"]),
+        (&["parameter-server", "--batch", "4"], &["--batch", "--compute wait"]),
+        (&["parameter-server", "--compute-scale", "NaN"], &["bad scale \"NaN\"", "0.001 to 100"]),
+        (&["--color", "blue", "devices"], &["blue", "auto, always, never"]),
+        (&[""], &["unrecognized subcommand ''", "compare, "]),
     ] {
         refused(&run(arguments), 2, named);
     }
@@ -86,6 +133,8 @@ fn arguments_that_are_no_text_are_refused() {
     let no_text = OsStr::from_bytes(b"\xff");
     refused(&tonic_rdma(&[]).arg(no_text).output().unwrap(), 2, &["unrecognized subcommand", "compare, "]);
     refused(&tonic_rdma(&["devices"]).arg(no_text).output().unwrap(), 2, &["unexpected argument", "--json"]);
+    let variable = tonic_rdma(&["devices"]).env("RDMA_POLICY", no_text).output().unwrap();
+    refused(&variable, 2, &["RDMA_POLICY", "UTF-8"]);
 }
 
 #[test]
@@ -97,6 +146,11 @@ fn a_bad_variable_is_named() {
         ("RDMA_SPIN_LIMIT", "2s", "a time from 0ns to 1s"),
         ("RDMA_PROVIDER", "card", "auto, soft"),
         ("RDMA_CHUNK_SIZE", "large", "auto or a size from 4 KiB"),
+        ("RDMA_POLICY", "requre", "require, prefer, tcp-only"),
+        ("RDMA_PINNED_LIMIT", "-1", "a size from 1 MiB to 1 PiB"),
+        ("RDMA_PINNED_LIMIT", "1e30", "a size from 1 MiB to 1 PiB"),
+        ("RDMA_SPIN_LIMIT", "120 parsecs", "a time from 0ns to 1s"),
+        ("RDMA_POLL_CPUS", "1,,2", "CPU numbers below 1024"),
     ] {
         let output = tonic_rdma(&["compare", "--quick"]).env(name, value).output().unwrap();
         refused(&output, 2, &[name, value, accepted]);
@@ -123,7 +177,7 @@ fn a_misspelt_variable_and_level_are_named() {
         ("RDMA_COLLECTIVE_RNAK", "1", 0, "did you mean RDMA_COLLECTIVE_RANK?"),
         // A variable of earlier revisions.
         ("RDMA_TUNE_CACHE", "off", 0, "RDMA_TUNE_CACHE is not a variable of tonic-rdma"),
-        ("RDMA_DEVICE", "mlx5_7", 1, "RDMA_DEVICE=mlx5_7 names no device here; there are: soft0"),
+        ("RDMA_DEVICE", "mlx5_7", 2, "RDMA_DEVICE=mlx5_7 names no device here; there are: soft0"),
         ("RUST_LOG", "inof", 2, "RUST_LOG=inof: \"inof\" is no level; accepted: error, warn"),
     ] {
         let output = tonic_rdma(&["devices"]).env(name, value).output().unwrap();
@@ -149,10 +203,15 @@ fn without_a_command_the_help_is_shown() {
 }
 
 #[test]
-fn help_and_version() {
-    let help = run(&["--help"]);
-    assert!(help.status.success());
-    assert!(String::from_utf8_lossy(&help.stdout).contains("compare"));
-    let version = run(&["--version"]);
-    assert!(String::from_utf8_lossy(&version.stdout).contains(env!("CARGO_PKG_VERSION")));
+fn what_fails_at_work_has_status_1() {
+    for (arguments, named) in [
+        (&["devices", "--json", "/dev/full"][..], "can't write /dev/full"),
+        (&["compare", "--server", "127.0.0.1:1"], "can't connect to 127.0.0.1:1"),
+        (&["probe", "127.0.0.1:1"], "can't connect to http://127.0.0.1:1"),
+        (&["probe", "no-such-host.invalid:1"], "can't connect to http://no-such-host.invalid:1"),
+    ] {
+        refused(&run(arguments), 1, &[named]);
+    }
+    let unusable = tonic_rdma(&["devices"]).env("RDMA_SOFT_DIR", "/nonexistent").output().unwrap();
+    refused(&unusable, 1, &["no device is usable"]);
 }

@@ -61,6 +61,9 @@ fn what_is_no_server_is_named() {
     refused(&silent, 1, &[&address.to_string(), "300ms"]);
     drop(listener);
     refused(&run(&["probe", &address.to_string()]), 1, &[&address.to_string()]);
-    refused(&run(&["probe", "not an address"]), 2, &["not an address"]);
     refused(&run(&["probe", "https://localhost:1"]), 2, &["https"]);
+    for bad in ["", "not an address", "localhost", "127.0.0.1:99999", "ftp://localhost:1"] {
+        refused(&run(&["probe", bad]), 2, &[&format!("{bad:?} is no server; accepted: HOST:PORT")]);
+    }
+    refused(&run(&["probe", "--json", "out.json"]), 2, &["the server is missing; accepted: HOST:PORT"]);
 }

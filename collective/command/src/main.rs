@@ -8,17 +8,12 @@ mod report;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
-use tonic_rdma_commands::{Failure, explain, log};
+use tonic_rdma_commands::Failure;
 
 use options::Options;
 
 fn main() -> ExitCode {
-    let outcome = match Options::try_parse() {
-        Ok(options) => log(None, "warn").and_then(|()| run(&options)),
-        Err(error) => explain(&error, &Options::command()),
-    };
-    tonic_rdma_commands::status("tonic-rdma-allreduce", outcome)
+    tonic_rdma_commands::main(run)
 }
 
 fn run(options: &Options) -> Result<(), Failure> {

@@ -24,10 +24,10 @@ const SIZES: &str = "8,64,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB";
 const QUICK_SIZES: &str = "8,1KiB,64KiB,1MiB";
 
 const HELP: &str = "\
-Starts the ranks as local processes. Without --ranks, and started by mpirun, torchrun or srun, this process is one rank.
-Before each iteration the ranks write new content into the next of several buffers; each element of each result is checked.
-Both are outside the timed part. The latency of an iteration is that of the slowest rank. The bus bandwidth is 2(N-1)/N times
-the size over the latency. With several algorithms the iterations take turns.
+Starts the ranks as local processes. Without --ranks, and started by mpirun, torchrun or srun, this process is one rank. \
+Before each iteration the ranks write new content into the next of several buffers; each element of each result is checked. \
+Both are outside the timed part. The latency of an iteration is that of the slowest rank. The bus bandwidth is 2(N-1)/N times \
+the size over the latency. With several algorithms the iterations take turns. \
 The exit status is 0 only if every check held; bad input makes it 2.
 
 Examples:
@@ -39,49 +39,62 @@ Examples:
 
 /// Measures and checks allreduce over RDMA: latency and bus bandwidth by ranks, size, type and algorithm
 #[derive(Clone, Debug, Parser)]
-#[command(name = "tonic-rdma-allreduce", version, after_help = HELP)]
+#[command(name = "tonic-rdma-allreduce", version, after_long_help = HELP)]
 pub(crate) struct Options {
     /// Numbers of local ranks, from 1 to 64 [default: 2]
     #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number", 1..=MAX_RANKS))]
     pub(crate) ranks: Option<List<usize>>,
     /// Sizes of the operand: 64, 4k, 1MiB [default: 8 to 64MiB]
-    #[arg(long, value_name = "LIST", value_parser = sizes)]
+    #[arg(short, long, value_name = "LIST", value_parser = sizes)]
     pub(crate) sizes: Option<List<u64>>,
-    /// Types: f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64
+    /// Types of elements, such as f32,bf16
+    ///
+    /// f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64
     #[arg(long, value_name = "LIST", value_parser = name_list::<Type>("type"), default_value = "f32")]
     pub(crate) types: List<Type>,
-    /// Algorithms: auto (that of the plans), one-shot, ring, halving-doubling [default: auto]
+    /// Algorithms: auto, one-shot, ring, halving-doubling [default: auto]
+    ///
+    /// auto is that of the plans.
     #[arg(long, value_name = "LIST", value_parser = name_list::<Algorithm>("algorithm"))]
     pub(crate) algorithm: Option<List<Algorithm>>,
     /// Reduction: sum, mean (of floating-point types), min, max
     #[arg(long, value_name = "NAME", value_parser = reductions(), default_value = "sum")]
     pub(crate) reduction: Reduction,
-    /// Memory: registered (in place), registered-out-of-place, slice (any memory, in place, copied)
+    /// Memory: registered, registered-out-of-place, slice
+    ///
+    /// registered works in place. slice takes any memory, works in place and copies.
     #[arg(long, value_name = "LIST", value_parser = name_list::<Operand>("operand"), default_value = "registered")]
     pub(crate) operand: List<Operand>,
     /// Time for each cell, in seconds or with a unit (300ms, 2m) [default: 0.5]
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_time)]
+    #[arg(short = 't', long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) duration: Option<Duration>,
-    /// Iterations of each cell instead of a duration: one number, or one for each size
+    /// Iterations of each cell instead of a duration
+    ///
+    /// One number, or one for each size.
     #[arg(long, value_name = "LIST", value_parser = iterations(1), conflicts_with = "duration")]
     pub(crate) iterations: Option<List<u64>>,
-    /// Iterations before the measured ones: one number, or one for each size [default: each buffer once, at
-    /// least 10, above 1MiB 3]
-    #[arg(long, value_name = "LIST", value_parser = iterations(0))]
+    /// Iterations before the measured ones
+    ///
+    /// One number, or one for each size [default: each buffer once, at least 10, above 1MiB 3].
+    #[arg(long, hide_short_help = true, value_name = "LIST", value_parser = iterations(0))]
     pub(crate) warm_up: Option<List<u64>>,
-    /// Keep each local rank on a core of its own; auto: if there are enough cores. A launcher pins its ranks
-    /// itself: then yes says that it did
-    #[arg(long, value_name = "auto|yes|no", value_enum, default_value_t = Pin::Auto)]
+    /// Keep each local rank on a core of its own: auto, yes, no
+    ///
+    /// auto: if there are enough cores. A launcher pins its ranks itself: then yes says that it did.
+    #[arg(long, value_name = "WHEN", value_enum, hide_possible_values = true, default_value_t = Pin::Auto)]
     pub(crate) pin: Pin,
-    /// Show the plans, and compare them with each algorithm at 24 sizes; check that they are near the best
+    /// Compare the plans with each algorithm at 24 sizes
+    ///
+    /// Shows the plans too, and checks that they are near the best.
     #[arg(long, conflicts_with_all = ["sizes", "algorithm", "counters"])]
     pub(crate) tuner_check: bool,
-    /// Show the bytes that each rank moved beside 2(N-1)/N times the size, and the bytes copied; check the
-    /// ring's
+    /// Show the bytes that each rank moved and copied
+    ///
+    /// They stand beside 2(N-1)/N times the size. Those of the ring are checked.
     #[arg(long)]
     pub(crate) counters: bool,
     /// Measure four sizes for 0.1 s each
-    #[arg(long)]
+    #[arg(short, long)]
     pub(crate) quick: bool,
     #[command(flatten)]
     pub(crate) outputs: Outputs,

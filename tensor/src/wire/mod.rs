@@ -11,4 +11,4 @@ use tonic_rdma_verbs::unstable::Versions;
 /// | version | what is new |
 /// |---|---|
 /// | 4 | the write of a named tensor announces itself, by immediate data; its frames and its write go by the queue pair that the request's number names |
-pub(crate) const SERVICE_VERSIONS: Versions = Versions { oldest: 3, newest: 4 };
+pub const SERVICE_VERSIONS: Versions = Versions { oldest: 3, newest: 4 };

@@ -7,6 +7,7 @@ pub mod allocator;
 pub use crate::error::{chain, with_causes};
 pub use crate::memory::machinery::*;
 pub use crate::panics::{drop_all, lock, run_each, run_foreign, wake_all};
+pub use crate::soft::peers::message::VERSIONS as SOFT_VERSIONS;
 pub use crate::soft::peers::ping::{DeviceOwner, Ping, SoftDevice, SoftQueuePair};
 pub use crate::soft::reach::{
     soft_admits_any_user, soft_location, soft_shares_with_user, soft_takes_directory, soft_uses_directory,

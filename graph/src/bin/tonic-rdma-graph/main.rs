@@ -10,8 +10,6 @@ mod run;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
-use tonic_rdma_commands::{explain, log};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 use tonic_rdma_verbs::unstable::allocator::Chosen;
 
@@ -23,12 +21,8 @@ use options::{Options, Subcommands};
 static ALLOCATOR: TracingAllocator<Chosen> = TracingAllocator::new(Chosen);
 
 fn main() -> ExitCode {
-    let outcome = match Options::try_parse() {
-        Ok(options) => log(None, "warn").and_then(|()| match &options.command {
-            Some(Subcommands::Serve(serve)) => part::serve(serve),
-            None => run::run(&options.run),
-        }),
-        Err(error) => explain(&error, &Options::command()),
-    };
-    tonic_rdma_commands::status("tonic-rdma-graph", outcome)
+    tonic_rdma_commands::main(|options: &Options| match &options.command {
+        Some(Subcommands::Serve(serve)) => part::serve(serve),
+        None => run::run(&options.run),
+    })
 }

@@ -15,9 +15,10 @@ use tonic_rdma_graph::transfer::TransferMode;
 const MAX_PARTS: u64 = 64;
 
 const HELP: &str = "\
-Splits the model over processes, streams micro-batches through them in each mode in turn, and compares every tensor that crosses, and
-every result, with the unsplit model, bit by bit. All weights of 32-bit floats get random values of a fixed seed, because with constant
-weights a swapped tensor would go unnoticed. The transfer time is that of a replay: kernels do not run, and the tensors of the last micro-batch cross again.
+Splits the model over processes, streams micro-batches through them in each mode in turn, and compares every tensor that crosses, and \
+every result, with the unsplit model, bit by bit. All weights of 32-bit floats get random values of a fixed seed, because with constant \
+weights a swapped tensor would go unnoticed. The transfer time is that of a replay: kernels do not run, and the tensors of the last \
+micro-batch cross again. \
 The exit status is 0 only if every check held; bad input makes it 2.
 
 Examples:
@@ -29,7 +30,7 @@ Examples:
 
 /// Runs an ONNX model that is split over processes, and compares how its tensors cross: gRPC and RDMA
 #[derive(Clone, Debug, Parser)]
-#[command(name = "tonic-rdma-graph", version, after_help = HELP, args_conflicts_with_subcommands = true)]
+#[command(name = "tonic-rdma-graph", version, after_long_help = HELP, args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
     #[command(subcommand)]
     pub(crate) command: Option<Subcommands>,
@@ -39,15 +40,18 @@ pub(crate) struct Options {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Subcommands {
-    /// Runs a part of a model for a `tonic-rdma-graph` on another host. It computes what any peer asks, so
-    /// listen on a trusted network
+    /// Run a part of a model for a `tonic-rdma-graph` on another host
+    ///
+    /// It computes what any peer asks, so listen on a trusted network.
     Serve(ServeOptions),
 }
 
 /// Options of a process that runs a part.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeOptions {
-    /// Address and port to listen at; the other parts connect to another port of the same address
+    /// Address and port to listen at
+    ///
+    /// The other parts connect to another port of the same address.
     #[arg(long, value_name = "IP:PORT")]
     pub(crate) listen: SocketAddr,
     /// The process with which this one ends.
@@ -64,22 +68,24 @@ pub(crate) struct RunOptions {
     /// Number of parts, each a process, from 1 to 64 [default: 2, or the number of hosts]
     #[arg(long, value_name = "N", value_parser = number::<u64>("number", 1..=MAX_PARTS))]
     pub(crate) parts: Option<u64>,
-    /// Hosts that run `tonic-rdma-graph serve`, one for each part [default: processes on this machine]
-    #[arg(long, value_name = "HOST:PORT,…", value_parser = hosts)]
+    /// Hosts that run `tonic-rdma-graph serve` [default: this machine]
+    ///
+    /// HOST:PORT, one for each part, separated by commas.
+    #[arg(long, value_name = "LIST", value_parser = hosts)]
     pub(crate) hosts: Option<List<String>>,
     /// Modes: grpc-tcp, grpc-rdma, grpc-native, rdma-cp, rdma-zerocp [default: all]
     #[arg(long, value_name = "LIST", value_parser = modes)]
     pub(crate) mode: Option<List<TransferMode>>,
-    /// Names of nodes; a part ends with each of them [default: balanced by bytes and work]
+    /// Names of nodes; a part ends with each [default: balanced by bytes and work]
     #[arg(long, value_name = "NODES", value_parser = names, conflicts_with = "assign")]
     pub(crate) cut: Option<List<String>>,
     /// A file with a line `NODE=PART` for each node that is not to go with its inputs
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, hide_short_help = true, value_name = "FILE")]
     pub(crate) assign: Option<PathBuf>,
-    /// Makes a dimension of an input symbolic, such as `input:0=N`; can be given several times
-    #[arg(long = "symbol", value_name = "INPUT:DIM=NAME")]
+    /// A symbolic dimension of an input, such as `input:0=N`; may be repeated
+    #[arg(long = "symbol", value_name = "SYMBOL")]
     pub(crate) symbols: Vec<String>,
-    /// Lengths of the symbolic dimensions; micro-batches take them in turn
+    /// Lengths of the symbolic dimensions, in turn
     #[arg(long, value_name = "LIST", value_parser = lengths, default_value = "2,1,3")]
     pub(crate) lengths: List<u64>,
     /// Micro-batches of a step, which are under way at the same time
@@ -88,30 +94,33 @@ pub(crate) struct RunOptions {
     /// Measured steps of each mode
     #[arg(long, value_name = "S", value_parser = number::<u64>("number", 1..=1_000_000), default_value = "6")]
     pub(crate) steps: u64,
-    /// Rounds, in each of which all modes take a trial of steps and one of replays; more if the steps of a
-    /// round take long. With fewer steps than rounds, some rounds have replays alone [default: 3]
-    #[arg(long, value_name = "R", value_parser = number::<u64>("number", 1..=10_000))]
+    /// Rounds, in each of which all modes take a trial [default: 3]
+    ///
+    /// A trial has steps and replays; there are more rounds if the steps of a round take long. With fewer steps than
+    /// rounds, some rounds have replays alone.
+    #[arg(long, hide_short_help = true, value_name = "R", value_parser = number::<u64>("number", 1..=10_000))]
     pub(crate) rounds: Option<u64>,
     /// What becomes of a receive that has not arrived: polling-async, blocking, callback
-    #[arg(long, value_name = "NAME", value_parser = receive, default_value = "polling-async")]
+    #[arg(long, hide_short_help = true, value_name = "NAME", value_parser = receive, default_value = "polling-async")]
     pub(crate) receive: ReceiveMode,
     /// The seed of weights and inputs
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     pub(crate) seed: u64,
     /// Longest wait for a part that loads, connects or runs a trial, in seconds or with a unit (300ms, 2m)
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = seconds, default_value = "300")]
+    #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = seconds, default_value = "300")]
     pub(crate) timeout: Duration,
-    /// Prints for each crossing tensor: producer, consumers, shape, placement and why, allocation site,
-    /// bytes, copies
+    /// Print what became of each crossing tensor
+    ///
+    /// Its producer, consumers, shape, placement and why, allocation site, bytes and copies.
     #[arg(long)]
     pub(crate) explain: bool,
-    /// Prints the nodes of the model, as --cut and --assign name them, and ends
+    /// Print the nodes of the model, as --cut and --assign name them
     #[arg(long)]
     pub(crate) nodes: bool,
-    /// Writes the results as JSON; - is stdout
-    #[arg(long, value_name = "FILE")]
+    /// Write the results as JSON to this file; without FILE, or with -, to stdout
+    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
-    /// Writes a plot of the times as SVG
+    /// Write a plot of the times to this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
 }

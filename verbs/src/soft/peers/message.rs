@@ -317,7 +317,7 @@ fn not_understood(what: &str, bytes: &[u8], length: usize, at: usize) -> io::Err
 /// The versions of the layout of shared memory and of the messages between devices that this device speaks.
 /// Every change of either increments the newest one. Older ones than 5 were never released. A device that
 /// speaks two versions makes a queue pair of each, the newer one first, and its user offers both to the peer.
-pub(crate) const VERSIONS: Versions = Versions::only(5);
+pub const VERSIONS: Versions = Versions::only(5);
 /// The version of this device.
 pub(crate) const VERSION: u8 = VERSIONS.newest as u8;
 

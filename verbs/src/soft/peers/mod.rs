@@ -3,7 +3,7 @@
 mod asking;
 pub(super) mod clients;
 pub(super) mod level;
-pub(super) mod message;
+pub(crate) mod message;
 pub(super) mod peer;
 pub(crate) mod ping;
 pub(super) mod received;
