@@ -1,5 +1,6 @@
 //! Checks the lists, links and quotations of README and the book. The pages' code runs as doc tests.
 
+mod alerts;
 mod figures;
 mod links;
 mod messages;
