@@ -136,7 +136,7 @@ fn man_shows_each_page() {
         let mut man = Command::new("man");
         man.args(["--warnings", "-E", "UTF-8", "-l", "-P", "cat"]).arg(&page).env("MANWIDTH", "100");
         let Ok(output) = man.output() else {
-            println!("skipped: there is no man");
+            eprintln!("skipped: there is no man");
             return;
         };
         let said = String::from_utf8_lossy(&output.stderr);
