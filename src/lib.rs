@@ -25,6 +25,7 @@
 //! |---|---|
 //! | `tonic-rdma`, this one | the transport for tonic, native calls, [`gather`] and [`memory`] |
 //! | `tonic-rdma-flight` | Arrow Flight: record batches that are used where they arrived |
+//! | `tonic-rdma-opentelemetry` | gRPC's OpenTelemetry metrics, by layers for clients and servers |
 //! | `tonic-rdma-tensor` | tensors without a call for each: slots, rendezvous and regions, written by one-sided RDMA |
 //! | `tonic-rdma-collective` | collectives: allreduce and its family, over N processes |
 //! | `tonic-rdma-graph` | data-flow graphs that are split over processes, such as ONNX models |

@@ -18,6 +18,7 @@ pub(crate) const PUBLISHED: &[(&str, &str)] = &[
     ("tonic_rdma_collective", "collective/src"),
     ("tonic_rdma_flight", "flight/src"),
     ("tonic_rdma_graph", "graph/src"),
+    ("tonic_rdma_opentelemetry", "opentelemetry/src"),
     ("tonic_rdma_tensor", "tensor/src"),
     ("tonic_rdma_verbs", "verbs/src"),
 ];
@@ -29,7 +30,7 @@ const UNSTABLE: &str = "unstable";
 pub(crate) static ITEMS: LazyLock<BTreeMap<&str, BTreeSet<PublicItem>>> = LazyLock::new(|| {
     let items = |&(name, folder): &(&'static str, &str)| (name, public_items(&Package::read(name, folder)));
     let items: BTreeMap<_, _> = PUBLISHED.iter().map(items).collect();
-    assert!(items.values().all(|items| items.len() > 20), "the crates are read");
+    assert!(items.values().all(|items| items.len() > 10), "the crates are read");
     items
 });
 

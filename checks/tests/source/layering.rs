@@ -18,6 +18,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma_collective", "collective/src", 3),
     ("tonic_rdma_flight", "flight/src", 3),
     ("tonic_rdma_graph", "graph/src", 3),
+    ("tonic_rdma_opentelemetry", "opentelemetry/src", 3),
     ("tonic_rdma_proto", "proto/generated/src", 3),
     ("tonic_rdma_commands", "commands/src", 3),
     ("tonic_rdma_cli", "cli/src", 4),
@@ -40,6 +41,7 @@ pub(crate) const LAYERS: &[(&str, &str)] = &[
     ("tonic_rdma", "error wire < protocol < endpoint < transport < grpc"),
     ("tonic_rdma_collective", "error < plan reduce memory group < link < engine < communicator < fusion"),
     ("tonic_rdma_flight", "encode decode < client server"),
+    ("tonic_rdma_opentelemetry", "instruments < record < layers"),
     (
         "tonic_rdma_graph",
         "error < dataflow < placement < partition sites onnx < schedule < transfer explain < session",

@@ -359,6 +359,15 @@ pub(super) fn threshold() -> Option<usize> {
     LIST.with_borrow(|list| list.as_ref().map(|list| list.threshold))
 }
 
+/// Returns the bytes of large parts that the body which polls on this thread has left out of tonic's buffer,
+/// since its poll began; 0 without such a body. For what counts bytes between it and the encoder.
+pub fn gathered_bytes() -> usize {
+    LIST.with_borrow(|list| {
+        let parts = list.iter().flat_map(|list| &list.partial).flat_map(|partial| &partial.parts);
+        parts.map(|part| part.bytes.len()).sum()
+    })
+}
+
 /// Notes that a message was encoded: `copied` bytes of it are in tonic's buffer, and `parts` are not.
 pub(super) fn add(copied: usize, parts: Vec<LargePart>) {
     LIST.with_borrow_mut(|list| {
@@ -466,7 +475,11 @@ mod pieces_tests {
         let ((), outer) = collect(9, || {
             assert_eq!(threshold(), Some(9));
             add(1, Vec::new());
-            let ((), inner) = collect(8, || add(2, part()));
+            let ((), inner) = collect(8, || {
+                add(2, part());
+                assert_eq!(gathered_bytes(), 1);
+            });
+            assert_eq!(gathered_bytes(), 0, "those of the inner body are not those of the outer one");
             assert_eq!(inner, [Partial { index: 0, copied: 2, parts: part() }]);
             add(3, part());
         });

@@ -33,10 +33,11 @@ use std::collections::hash_map::RandomState;
 use std::fmt::Debug;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic::Status;
+use tonic_rdma_verbs::unstable::lock;
 
 /// Bytes before each message: a flag, which says whether the message is compressed, and its length.
 pub(crate) const PREFIX: usize = 5;
@@ -176,21 +177,33 @@ fn next_token() -> u64 {
 /// `content` is a stub, but its message is not there: something between the body and the decoder moved the
 /// stub to another thread or kept it, or the peer sent these bytes.
 pub(crate) fn redeem(content: &[u8]) -> Result<Option<Bytes>, Status> {
-    let Some((magic, token)) = content.split_first_chunk() else { return Ok(None) };
-    if *magic != MAGIC || content.len() != STUB {
-        return Ok(None);
-    }
+    let Some(token) = token_of(content) else { return Ok(None) };
     let missing = || {
         Status::internal(
             "the memory of a landed message is not there: the body has to be decoded where it is polled; take gather::GatherBoth or \
              gather::GatherBothLayer away if something between them buffers bodies",
         )
     };
-    let token = u64::from_be_bytes(token.try_into().map_err(|_| missing())?);
     let presented = PRESENTED.take().filter(|last| last.token == token).ok_or_else(missing)?;
     let slot = presented.slot.upgrade().ok_or_else(missing)?;
-    let message = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-    message.ok_or_else(missing).map(Some)
+    lock(&slot).take().ok_or_else(missing).map(Some)
+}
+
+/// Returns the token in `content`, if it is the content of a stub.
+fn token_of(content: &[u8]) -> Option<u64> {
+    let (magic, token) = content.split_first_chunk()?;
+    (*magic == MAGIC).then(|| token.try_into().ok().map(u64::from_be_bytes)).flatten()
+}
+
+/// Returns the length of the landed message that `frame`, a frame of a body, stands for, without its prefix.
+/// `None` if it is no stub of the message that was presented last on this thread. For what counts bytes
+/// between the body and the decoder.
+pub fn landed_length(frame: &[u8]) -> Option<usize> {
+    let token = token_of(frame.get(PREFIX..)?)?;
+    PRESENTED.with_borrow(|last| {
+        let last = last.as_ref().filter(|last| last.token == token)?;
+        lock(&*last.slot.upgrade()?).as_ref().map(Bytes::len)
+    })
 }
 
 #[cfg(test)]
@@ -225,8 +238,11 @@ mod tests {
         let mut presenter = Presenter::default();
         let stub = presenter.present(message);
         assert!(is_whole_and_plain(&stub), "tonic takes it for a message");
+        assert_eq!(landed_length(&stub), Some(7));
+        assert_eq!(landed_length(&stub[1..]), None);
         let content = redeem(&stub[PREFIX..]).unwrap().unwrap();
         assert_eq!((&content[..], content.as_ptr()), (&b"content"[..], place));
+        assert_eq!(landed_length(&stub), None, "it was taken");
         assert_eq!(redeem(&stub[PREFIX..]).unwrap_err().code(), tonic::Code::Internal);
         drop(presenter);
         assert_eq!(Arc::strong_count(&memory), 2, "the content holds the memory");

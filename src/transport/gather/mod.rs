@@ -146,7 +146,7 @@
 //!
 //! The book's page on gathered messages has the measurements and the design.
 
-mod body;
+pub(crate) mod body;
 pub(crate) mod landed;
 
 use std::task::{Context, Poll};
