@@ -12,19 +12,18 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use http::Uri;
 use http::uri::Scheme;
 use tokio::net::{TcpListener, ToSocketAddrs};
+use tokio::sync::watch;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 use tower_service::Service;
 
 use crate::endpoint::{Config, Dialer, EndpointStream, Listener, RdmaConnectInfo};
 use crate::error::{RdmaError, RdmaErrorKind};
-use tonic_rdma_verbs::unstable::lock;
 
 pub use self::request::{RdmaRequestExt, RemoteAddresses};
 
@@ -50,7 +49,7 @@ pub use self::request::{RdmaRequestExt, RemoteAddresses};
 #[derive(Clone, Debug)]
 pub struct RdmaConnector {
     dialer: Dialer,
-    last: Arc<Mutex<Option<RdmaConnectInfo>>>,
+    last: watch::Sender<Option<RdmaConnectInfo>>,
 }
 
 impl RdmaConnector {
@@ -69,11 +68,12 @@ impl RdmaConnector {
     /// # }
     /// ```
     pub fn new() -> Self {
-        Self { dialer: Dialer::configured(None), last: Arc::default() }
+        Self { dialer: Dialer::configured(None), last: watch::Sender::default() }
     }
 
     /// Sets the configuration of the connections, in place of that of the environment. Clones that were made
-    /// before keep theirs, and [`last_connection`](Self::last_connection) of each shows its own connections.
+    /// before keep theirs, and [`last_connection`](Self::last_connection) of each shows its own connections. So
+    /// does [`watch_connection`](Self::watch_connection).
     ///
     /// ```
     /// use tonic_rdma::{Config, Policy, RdmaConnector};
@@ -83,7 +83,7 @@ impl RdmaConnector {
     /// ```
     #[must_use]
     pub fn config(self, config: Config) -> Self {
-        Self { dialer: Dialer::new(config), last: Arc::default() }
+        Self { dialer: Dialer::new(config), last: watch::Sender::default() }
     }
 
     /// Returns what was negotiated for the last connection of this connector and its clones; `None` before
@@ -108,13 +108,52 @@ impl RdmaConnector {
     /// # }
     /// ```
     pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
-        lock(&self.last).clone()
+        self.last.borrow().clone()
+    }
+
+    /// Returns a receiver that is told of each new connection of this connector and its clones, for a program
+    /// that acts on a change of the transport. Its value is that of [`last_connection`](Self::last_connection).
+    ///
+    /// A connection keeps its transport for life, so the transport changes with the next connection: after the
+    /// end of an RDMA connection, the channel's next one may be of TCP, and the one after that of RDMA again.
+    /// The receiver gets the latest connection only, and no connection waits for it. With a
+    /// [`BalancedChannel`](crate::BalancedChannel), it is the latest connection to any of the endpoints.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic::transport::{Endpoint, Server};
+    /// # use tonic_rdma::{RdmaConnector, RdmaIncoming, Verdict};
+    /// # let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+    /// # let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr()))?;
+    /// # let (_reporter, service) = tonic_health::server::health_reporter();
+    /// # tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    /// let connector = RdmaConnector::new();
+    /// let mut connections = connector.watch_connection();
+    /// let watching = tokio::spawn(async move {
+    ///     while connections.changed().await.is_ok() {
+    ///         if let Some(info) = &*connections.borrow_and_update() {
+    ///             println!("{}: {} because {}", info.peer_addr(), info.verdict(), info.reason());
+    /// #           assert_eq!(info.verdict(), Verdict::Rdma);
+    /// #           return true;
+    ///         }
+    ///     }
+    /// #   false
+    /// });
+    /// let channel = endpoint.connect_with_connector(connector).await?;
+    /// # assert!(watching.await?);
+    /// # drop(channel);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch_connection(&self) -> watch::Receiver<Option<RdmaConnectInfo>> {
+        self.last.subscribe()
     }
 
     async fn connect(self, uri: Uri) -> Result<EndpointStream, RdmaError> {
         let (host, port) = host_and_port(&uri)?;
         let stream = self.dialer.dial(host, port).await?;
-        *lock(&self.last) = Some(stream.info().clone());
+        self.last.send_replace(Some(stream.info().clone()));
         Ok(stream)
     }
 }

@@ -6,11 +6,16 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
 use tonic::Code;
-use tonic_rdma::{CallConfig, RdmaChannel, RdmaError, RdmaErrorKind};
+use tonic_rdma::{
+    CallConfig, Policy, RdmaChannel, RdmaConnector, RdmaError, RdmaErrorKind, RdmaIncoming, RdmaServer,
+    Verdict,
+};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 
 use crate::servers::{Kind, check, endpoint, everywhere};
 use support::{BlackHole, Child, Port, Runtime, ScriptedGreeter, config, say, until};
@@ -159,6 +164,46 @@ fn calls_go_on_over_a_restart_without_an_error() {
             assert!(!last.is_same_connection(&first), "the connection was replaced");
         });
     }
+}
+
+/// The server falls to TCP, and comes back.
+#[test]
+fn a_receiver_is_told_of_each_change_of_the_transport() {
+    Runtime::MultiThread.run(async {
+        let (port, connector) = (Port::reserve(), RdmaConnector::new().config(config()));
+        let channel = RdmaChannel::builder(port.endpoint()).config(config()).connect_lazy();
+        let tonics = port.endpoint().connect_with_connector_lazy(connector.clone());
+        let mut watched = [channel.watch_connection(), connector.watch_connection()];
+        // Nobody takes what this one is told.
+        let ignored = channel.watch_connection();
+        assert!(watched.iter().all(|it| it.borrow().is_none() && !it.has_changed().unwrap()));
+        let (mut native, mut http2) = (GreeterClient::new(channel.clone()), GreeterClient::new(tonics));
+        for policy in [Policy::Prefer, Policy::TcpOnly, Policy::Prefer] {
+            let builder = RdmaIncoming::builder().config(config().policy(policy));
+            let incoming = builder.bind(port.address).await.unwrap();
+            let (stop, stopped) = oneshot::channel::<()>();
+            let server = RdmaServer::new().add_service(GreeterServer::new(ScriptedGreeter::new()));
+            let stopped = async { drop(stopped.await) };
+            let server = tokio::spawn(server.serve_with_incoming_shutdown(incoming, stopped));
+            // The first calls may find the end of the connection to the last server.
+            while say(&mut native, "hello").await.is_err() || say(&mut http2, "hello").await.is_err() {}
+            let verdict = if policy == Policy::TcpOnly { Verdict::Tcp } else { Verdict::Rdma };
+            for watched in &mut watched {
+                watched.changed().await.unwrap();
+                let info = watched.borrow_and_update().clone().unwrap();
+                assert_eq!(info.verdict(), verdict, "{}", info.reason());
+                assert!(!watched.has_changed().unwrap(), "one change");
+            }
+            stop.send(()).unwrap();
+            server.await.unwrap().unwrap();
+        }
+        let last = ignored.borrow().clone().unwrap();
+        assert!(last.is_native() && last.is_same_connection(&channel.last_connection().unwrap()));
+        drop((native, channel, http2, connector));
+        for mut watched in watched {
+            watched.changed().await.unwrap_err();
+        }
+    });
 }
 
 #[test]

@@ -24,7 +24,7 @@ use std::future::Future;
 use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,6 @@ use crate::transport::balance::connection::{DialError, EndpointConnection, no_en
 use crate::transport::balance::members::Members;
 use crate::transport::balance::table::{self, KeptEndpoint, Table};
 use crate::transport::{host_and_port, is_tls};
-use tonic_rdma_verbs::unstable::lock;
 
 /// A channel for generated clients. Its calls go over RDMA without HTTP/2 if the server is an
 /// [`RdmaServer`](crate::RdmaServer) that is within reach of an RDMA device, and over HTTP/2 elsewhere: over
@@ -246,7 +245,35 @@ impl RdmaChannel {
     /// Returns what was negotiated for the last connection; `None` before the first one. The counters in it
     /// are live.
     pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
-        lock(&self.endpoints.dialling.last).clone()
+        self.endpoints.dialling.last.borrow().clone()
+    }
+
+    /// Returns a receiver that is told of each new connection of this channel and its clones, for a program
+    /// that acts on a change of the transport. Its value is that of [`last_connection`](Self::last_connection).
+    /// See [`RdmaConnector::watch_connection`](crate::RdmaConnector::watch_connection). It ends with the last
+    /// clone of the channel.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::RdmaError> {
+    /// use tonic_rdma::{RdmaChannel, Verdict};
+    ///
+    /// let channel = RdmaChannel::connect_lazy("http://ps0:50051")?;
+    /// let mut connections = channel.watch_connection();
+    /// # let watching =
+    /// tokio::spawn(async move {
+    ///     while connections.changed().await.is_ok() {
+    ///         let fell = connections.borrow_and_update().as_ref().is_some_and(|info| info.verdict() == Verdict::Tcp);
+    ///         println!("{}", if fell { "calls go over TCP" } else { "calls go over RDMA" });
+    ///     }
+    /// });
+    /// # drop(channel);
+    /// # watching.await.expect("the receiver ends with the channel");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch_connection(&self) -> watch::Receiver<Option<RdmaConnectInfo>> {
+        self.endpoints.dialling.last.subscribe()
     }
 
     /// Returns the state of each endpoint, in the order in which they were given. An endpoint that has not
@@ -507,7 +534,13 @@ struct Dialling {
     dialer: Dialer,
     calls: CallConfig,
     /// The connection that was made last.
-    last: Mutex<Option<RdmaConnectInfo>>,
+    last: watch::Sender<Option<RdmaConnectInfo>>,
+}
+
+impl Dialling {
+    fn connected(&self, info: &RdmaConnectInfo) {
+        self.last.send_replace(Some(info.clone()));
+    }
 }
 
 /// A connection to one endpoint.
@@ -590,13 +623,13 @@ impl Target {
                 let info = messages.info();
                 let info = if server.is_some() { info.in_process() } else { info.clone() };
                 let session = Session::client(messages, &dialling.calls, server);
-                *lock(&dialling.last) = Some(info.clone());
+                dialling.connected(&info);
                 let wakes = wake_calls(Arc::downgrade(&session), defaults.timeout.known.clone());
                 let wakes = OwnedTask(tokio::spawn(wakes).abort_handle());
                 Ok(Connection::Native(NativeConnection { session, defaults, info, _wakes: wakes }))
             }
             Negotiated::Stream(stream) => {
-                *lock(&dialling.last) = Some(stream.info().clone());
+                dialling.connected(stream.info());
                 // The first stream is the one that was negotiated for native calls. tonic dials again for
                 // calls that were on their way when the server sent GOAWAY; these stay with HTTP/2.
                 let (mut first, dialling) = (Some(stream), Arc::clone(dialling));
@@ -606,7 +639,11 @@ impl Target {
                         let (host, port) = host_and_port(&uri)?;
                         match first {
                             Some(stream) => Ok(stream),
-                            None => dialling.dialer.dial(host, port).await,
+                            None => {
+                                let stream = dialling.dialer.dial(host, port).await?;
+                                dialling.connected(stream.info());
+                                Ok(stream)
+                            }
                         }
                     }
                 });
@@ -686,7 +723,7 @@ impl Endpoints {
     /// Makes the endpoints of a channel. If the channel `balances` its calls, its endpoints stay connected
     /// without calls.
     fn new(endpoints: Vec<Endpoint>, balances: bool, dialer: Dialer, calls: CallConfig) -> Self {
-        let dialling = Arc::new(Dialling { dialer, calls, last: Mutex::default() });
+        let dialling = Arc::new(Dialling { dialer, calls, last: watch::Sender::default() });
         let (table, runtime) = (Table::new(!balances), Handle::current());
         let keep = |endpoint| Target::new(endpoint, &dialling).keep(&table, &runtime);
         let kept = endpoints.into_iter().map(keep).collect();
