@@ -89,6 +89,25 @@ impl Call {
     }
 }
 
+impl Call {
+    /// Returns the span of a call of this rank, from its start to its end, for subscribers of `tracing`.
+    pub(super) fn span(&self, ranks: usize) -> tracing::Span {
+        let operation = || match self.kind {
+            Kind::Receive { .. } => "receive",
+            _ => KINDS[(self.pack() & 7) as usize],
+        };
+        let planned = || matches!(self.kind, Kind::Group(kind) if kind != Collective::Barrier);
+        tracing::debug_span!(
+            "collective",
+            operation = operation(),
+            algorithm = planned().then(|| tracing::field::display(self.algorithm)),
+            ranks,
+            bytes = self.elements * self.dtype.size().unwrap_or_default(),
+            dtype = %self.dtype,
+        )
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&Packed(self.pack()), f)

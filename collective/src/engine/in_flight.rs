@@ -70,6 +70,7 @@ pub(super) struct InFlightOperation<M> {
     pub(super) neglected: bool,
     /// Whether the operation has no future any more, so that its result is dropped.
     pub(super) detached: bool,
+    pub(super) span: tracing::Span,
 }
 
 /// How an operation is carried out.

@@ -172,6 +172,7 @@ impl<L: RankLinks> Engine<L> {
         };
         let number = self.numbers.group;
         let tag = Tag { operation: number, step: 0, call: packed };
+        let span = request.call.span(self.ranks);
         let mut short = ShortOperation::new(self.rank, self.ranks);
         let fault = loop {
             match short.poll(&mut self.links, &mut self.sum, &kernel, tag, own, out) {
@@ -191,8 +192,8 @@ impl<L: RankLinks> Engine<L> {
             }
         };
         self.numbers.group += 1;
-        let id =
-            self.push(request, number, packed, Some(kernel), CallerMemory::Borrowed, Execution::Short(short));
+        let execution = Execution::Short(short);
+        let id = self.push(request, number, packed, Some(kernel), CallerMemory::Borrowed, execution, span);
         if let Some(fault) = fault {
             self.fail_at(self.in_flight.len() - 1, fault);
         }
@@ -222,6 +223,7 @@ impl<L: RankLinks> Engine<L> {
         }
     }
 
+    #[allow(clippy::too_many_arguments, reason = "the parts of an operation")]
     fn push(
         &mut self,
         request: &Request,
@@ -230,6 +232,7 @@ impl<L: RankLinks> Engine<L> {
         kernel: Option<Kernel>,
         memory: CallerMemory<L::Memory>,
         execution: Execution<L::Memory>,
+        span: tracing::Span,
     ) -> OperationId {
         let id = OperationId(self.ids);
         self.ids += 1;
@@ -247,6 +250,7 @@ impl<L: RankLinks> Engine<L> {
             waker: None,
             neglected: false,
             detached: false,
+            span,
         });
         id
     }
@@ -269,7 +273,8 @@ impl<L: RankLinks> Engine<L> {
         }
         let number = self.numbers.next(request.call.kind);
         let packed = request.call.pack();
-        Ok(self.push(request, number, packed, kernel, memory, Execution::Planned(Planned::new(program))))
+        let (execution, span) = (Execution::Planned(Planned::new(program)), request.call.span(self.ranks));
+        Ok(self.push(request, number, packed, kernel, memory, execution, span))
     }
 
     /// Sets the deadline of an operation. It counts from the start.
@@ -375,6 +380,9 @@ impl<L: RankLinks> Engine<L> {
 
     fn deliver(&mut self, operation: InFlightOperation<L::Memory>, result: Result<(), CollectiveError>) {
         wake_all(operation.waker);
+        if let Err(error) = &result {
+            operation.span.in_scope(|| tracing::debug!(%error, "a collective operation has failed"));
+        }
         if operation.detached {
             self.unwanted.push(operation.memory);
         } else {

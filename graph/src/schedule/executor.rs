@@ -200,9 +200,11 @@ impl<V: Value> Executor<V> {
             return Err(GraphError::of_setting("window", reason));
         }
         self.next = self.next.max(steps.end);
+        let _span = tracing::debug_span!("graph_run", part = self.part.0, ?steps, ?work).entered();
         self.transfers.begin(&steps);
         let report = Run::new(self, steps, work, program).drive();
         if let Err(error) = &report {
+            tracing::debug!(error = chain(error), "a run of a graph has failed");
             self.failed = true;
             self.transfers.abort(&chain(error));
         }

@@ -242,6 +242,8 @@ pub(super) struct Flight<V> {
     nodes_left: usize,
     receives_left: usize,
     sends_left: usize,
+    /// The life of the step, for subscribers of `tracing`.
+    _span: tracing::Span,
 }
 
 #[derive(Debug)]
@@ -278,6 +280,12 @@ impl<V: Clone> Flights<V> {
             nodes_left: plan.nodes.len(),
             receives_left: plan.receives.len(),
             sends_left: plan.sends,
+            _span: tracing::debug_span!(
+                "graph_step",
+                step,
+                receives = plan.receives.len(),
+                sends = plan.sends
+            ),
         });
         (nodes, receives)
     }

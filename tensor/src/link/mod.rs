@@ -73,6 +73,8 @@ pub(crate) struct Link {
     kept: Mutex<HashMap<u32, Vec<Grant>>>,
     /// Handles the frames of named tensors.
     pub(crate) named: NamedTensors,
+    /// The life of the link, for subscribers of `tracing`.
+    span: tracing::Span,
 }
 
 /// The name of a link. A peer that knows the name, on the connection that opened the link, may use the link.
@@ -310,12 +312,13 @@ impl Link {
             error
         });
         if first {
-            match fault.kind() {
+            self.span.in_scope(|| match fault.kind() {
                 TensorErrorKind::Protocol => {
                     tonic_rdma_verbs::unstable::throttled!(warn, peer = &*self.peer, %fault, "a tensor link has ended");
                 }
+                TensorErrorKind::Closed => tracing::debug!(peer = &*self.peer, "a tensor link was closed"),
                 _ => tracing::debug!(peer = &*self.peer, %fault, "a tensor link has ended"),
-            }
+            });
             for polled in &self.ports {
                 polled.port.end(fault);
             }
@@ -818,6 +821,8 @@ impl Prepared {
         let announces_writes = self.ports.iter().all(|polled| polled.work.is_some());
         let announces_named = peer.version >= 4 && self.immediate() && peer.immediate;
         let pairs = PairTable::new(self.ports.len() as u32);
+        let (name, queue_pairs) = (&*peer.name, self.ports.len());
+        let span = tracing::info_span!("tensor_link", peer = name, device = &*attributes.name, queue_pairs);
         let link = Arc::new(Link {
             id,
             peer: Arc::clone(&peer.name),
@@ -838,6 +843,7 @@ impl Prepared {
             region_cache: self.region_cache,
             kept: Mutex::default(),
             named,
+            span,
         });
         link.named.begin(&link);
         let keeper: Arc<dyn Keeper> = Arc::clone(&link) as _;
@@ -845,6 +851,7 @@ impl Prepared {
         for (port, (_, receives)) in link.ports().zip(&peer.queue_pairs) {
             port.set_owner(Arc::downgrade(&link), *receives);
         }
+        link.span.in_scope(|| tracing::debug!(peer = &*link.peer, ?notification, "a tensor link is open"));
         Ok(link)
     }
 

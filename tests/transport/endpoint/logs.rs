@@ -3,7 +3,6 @@
 
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,55 +14,7 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
 
 use super::tonic_over_rdma::{connect, serve};
-use support::{Child, Content, Runtime, config, listen};
-
-/// Collects log lines.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    /// Returns the lines with `text` so far.
-    pub(crate) fn lines(&self, text: &str) -> Vec<String> {
-        let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        log.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
-    }
-
-    /// Waits until there are `count` lines with `text`. The caller has a deadline.
-    pub(crate) async fn has(&self, count: usize, text: &str) {
-        while self.lines(text).len() < count {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Returns what `test` logs on this thread.
-pub(crate) fn logged(test: impl FnOnce()) -> String {
-    let log = Log::default();
-    logging(&log, test);
-    let bytes = log.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap()
-}
-
-pub(crate) fn logging(log: &Log, test: impl FnOnce()) {
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::DEBUG)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::with_default(subscriber, test);
-}
+use support::{Child, Content, Log, Runtime, config, listen, logged, logging};
 
 /// Panics if there is a warning or an error in the log.
 fn assert_no_warning(name: &str, log: &str) {

@@ -7,8 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::{Dialer, Policy};
 
-use super::logs::{Log, logging};
-use support::{Runtime, config, listen, pair, until};
+use support::{Log, Runtime, config, listen, logging, pair, until};
 
 const CONNECTIONS: &str = "tonic_rdma_connections";
 const SENT: &str = "tonic_rdma_eager_bytes_sent_total";

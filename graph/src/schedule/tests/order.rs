@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::support::{Count, Graph, HANG, Log, Numbers, run_all, sum};
+use super::support::{Count, Graph, HANG, Log, Numbers, Seen, run_all, sum};
 use crate::error::{GraphError, Problem};
 use crate::placement::CrossingId;
 use crate::schedule::executor::ExecutorSettings;
-use crate::schedule::{ReceiveMode, RunReport, Transfers};
+use crate::schedule::{Executor, ReceiveMode, RunReport, Transfers};
 
 fn settings(receive: ReceiveMode, window: usize) -> ExecutorSettings {
     ExecutorSettings { receive, window, deadline: HANG }
@@ -243,6 +243,39 @@ fn a_replay_sends_the_same_tensors_again_and_computes_nothing() {
         assert_eq!(ran.get(), 6, "{mode}: only the first run computes");
         for (part, executor) in executors.iter().enumerate() {
             assert_eq!(executor.counts(CrossingId(part)).sent, 10, "{mode}");
+        }
+    }
+}
+
+#[test]
+fn runs_and_their_steps_are_spans() {
+    let mut graph = Graph::default();
+    let input = graph.input("input", 0);
+    let far = graph.sum("far", 0, &[input]);
+    let near = graph.sum("near", 1, &[far]);
+    graph.result(near);
+    let split = graph.split();
+    let transfers = Transfers::in_memory(&split.placements, 2).unwrap();
+    let mut executors = split.executors(transfers, &settings(ReceiveMode::Callback, 2));
+    let logs: Vec<String> = thread::scope(|scope| {
+        let run = |executor: &mut Executor<Numbers>| {
+            ::support::logged(|| drop(executor.run(0..3, &mut Seen::default()).unwrap()))
+        };
+        let threads: Vec<_> = executors.iter_mut().map(|it| scope.spawn(move || run(it))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (part, (log, crossing)) in logs.iter().zip(["receives=0 sends=1", "receives=1 sends=0"]).enumerate() {
+        let run = format!("graph_run{{part={part} steps=0..3 work=Compute}}: ");
+        let steps =
+            (0..3).map(|step| format!("{}:graph_step{{step={step} {crossing}}}: ", &run[..run.len() - 2]));
+        for span in [run.clone()].into_iter().chain(steps) {
+            for event in ["new", "close"] {
+                let lines = log.lines().filter(|line| {
+                    line.contains(&span)
+                        && line.split(": ").any(|word| word.split_whitespace().next() == Some(event))
+                });
+                assert_eq!(lines.count(), 1, "{span}{event}:\n{log}");
+            }
         }
     }
 }
