@@ -163,6 +163,14 @@ impl RdmaError {
         Self(Arc::new(Inner { kind, reason, setting, source, unsent: false }))
     }
 
+    /// Returns the error that was converted into this one.
+    pub(crate) fn converted_from<E: Error + 'static>(&self) -> Option<&E> {
+        match &self.0.source {
+            Cause::SourceOf(error) => error.downcast_ref(),
+            _ => None,
+        }
+    }
+
     /// Returns whether no server has begun with the call that this error ended, so that it may be sent again:
     /// the channel had no connection for it, or the server said so ([`RdmaErrorKind::NotProcessed`]).
     #[must_use]

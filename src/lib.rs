@@ -265,9 +265,9 @@
 //!   and [`why`](RdmaConnectInfo::why), which explains how a write of some size would go. A service finds it
 //!   in each request, a client in [`RdmaConnector::last_connection`] or [`BalancedChannel::endpoints`].
 //! - `tracing` events report each negotiation and each connection that fails.
-//! - Counters and gauges of the process go to the `metrics` facade, under names that begin with
-//!   `tonic_rdma_`. They are visible once the program has installed a recorder, such as an exporter for
-//!   Prometheus:
+//! - Counters, gauges and, with [`Config::histograms`], times of the process go to the `metrics` facade, under
+//!   names that begin with `tonic_rdma_`. They are visible once the program has installed a recorder, such as an
+//!   exporter for Prometheus. [`describe_metrics`] tells it what each means:
 //!
 //! ```
 //! # use tonic::transport::{Endpoint, Server};
@@ -316,7 +316,7 @@ pub mod unstable;
 pub use endpoint::tuner::{ThresholdSource, TransferDecision};
 pub use endpoint::{
     Config, CounterSnapshot, Dialer, EagerThreshold, EndpointStream, Listener, Policy, PollMode, Provider,
-    RdmaConnectInfo, SharedReceive, StockClients, Verdict,
+    RdmaConnectInfo, ReasonCode, SharedReceive, StockClients, Verdict, describe_metrics,
 };
 pub use error::{RdmaError, RdmaErrorKind};
 pub use grpc::{

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::reason::{RdmaUnavailable, ReasonCode};
 use crate::error::{RdmaError, RdmaErrorKind};
 use crate::protocol::{AbortCode, ProtocolViolation};
 use crate::wire::hello::HelloError;
@@ -72,33 +73,37 @@ pub(crate) enum NegotiationError {
     RdmaRequired(RdmaUnavailable),
 }
 
-/// The reason why a connection does not use RDMA, in words: people read it, and the peer gets it. The text is
-/// where the reason is found.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct RdmaUnavailable(Arc<str>);
-
-impl RdmaUnavailable {
-    pub(super) fn because(reason: impl ToString) -> Self {
-        Self(reason.to_string().into())
-    }
-}
-
-impl From<RdmaError> for RdmaUnavailable {
-    fn from(error: RdmaError) -> Self {
-        Self::because(error)
-    }
-}
-
-impl From<VerbsError> for RdmaUnavailable {
-    fn from(error: VerbsError) -> Self {
-        Self::because(error)
+impl NegotiationError {
+    /// Returns the code of the reason.
+    pub(super) fn code(&self) -> ReasonCode {
+        match self {
+            Self::Garbage(_) => ReasonCode::NotGrpc,
+            Self::Silent(_) => ReasonCode::Silent,
+            Self::Nothing | Self::Closed | Self::Io(_) => ReasonCode::Closed,
+            Self::Hello(HelloError::Version { .. }) => ReasonCode::Version,
+            Self::Hello(_) | Self::OutOfTurn(_) => ReasonCode::Protocol,
+            Self::Displaced => ReasonCode::Busy,
+            Self::RdmaRequired(reason) => reason.code,
+        }
     }
 }
 
 impl From<ConnectionFault> for RdmaUnavailable {
     fn from(fault: ConnectionFault) -> Self {
-        Self::because(fault)
+        let code = match &fault {
+            ConnectionFault::PeerLost(_) | ConnectionFault::Aborted(_) | ConnectionFault::Closed => {
+                ReasonCode::Closed
+            }
+            ConnectionFault::NoAnswer(_) => ReasonCode::Unreachable,
+            ConnectionFault::Violation(_) | ConnectionFault::Calls(_) => ReasonCode::Protocol,
+            ConnectionFault::Device { .. }
+            | ConnectionFault::DeviceFailed(_)
+            | ConnectionFault::Refused(_) => ReasonCode::DeviceFailed,
+            ConnectionFault::Local(error) => {
+                error.downcast_ref::<VerbsError>().map_or(ReasonCode::Other, ReasonCode::of_device)
+            }
+        };
+        Self::new(code, fault)
     }
 }
 

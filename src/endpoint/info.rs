@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::reason::{RdmaUnavailable, ReasonCode};
 use super::tuner::{Chooser, TransferDecision};
 
 /// The result of a negotiation, and its reason. A server finds it in each request's extensions, a client in
@@ -39,6 +40,8 @@ pub(crate) struct ConnectionFacts {
     pub(crate) provider: Option<&'static str>,
     pub(crate) device: Option<Arc<str>>,
     pub(crate) reason: Arc<str>,
+    /// The reason for TCP.
+    pub(crate) reason_code: Option<ReasonCode>,
     /// The connection carries native calls.
     pub(crate) native: bool,
     /// Calls stay in this process.
@@ -72,12 +75,37 @@ pub enum Verdict {
     Tcp,
 }
 
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Verdict {
+    pub(super) fn name(self) -> &'static str {
+        match self {
             Self::Rdma => "rdma",
             Self::Tcp => "tcp",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The role of one side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The side that connected, which makes the calls.
+    Client,
+    /// The side that accepted, which serves the calls.
+    Server,
+}
+
+impl Role {
+    /// Returns the label `side` of metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Server => "server",
+        }
     }
 }
 
@@ -91,12 +119,13 @@ pub(crate) struct Telemetry {
 
 impl RdmaConnectInfo {
     /// Makes the result for a connection that stays on TCP because of `reason`.
-    pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
+    pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: &RdmaUnavailable) -> Self {
         Self::new(ConnectionFacts {
             verdict: Verdict::Tcp,
             provider: None,
             device: None,
-            reason: reason.into(),
+            reason: reason.to_string().into(),
+            reason_code: Some(reason.code),
             native: false,
             in_process: false,
             version: None,
@@ -175,6 +204,11 @@ impl RdmaConnectInfo {
     /// Returns the reason for the verdict, in words.
     pub fn reason(&self) -> &str {
         &self.0.reason
+    }
+
+    /// Returns the cause for TCP as a code, for programs that decide by it. `None` over RDMA.
+    pub fn reason_code(&self) -> Option<ReasonCode> {
+        self.0.reason_code
     }
 
     /// Returns the peer's address on the TCP connection that the negotiation went over.
@@ -273,6 +307,9 @@ macro_rules! counters {
             /// Times the completion queue was armed so that its poller could sleep.
             pub sleeps: u64,
         }
+
+        /// The metrics of the counters, each with what it means.
+        pub(super) const COUNTERS: &[(&str, &str)] = &[$(($metric, concat!($($doc),+)),)+];
 
         impl Counters {
             /// Returns the values at this moment.

@@ -1,5 +1,5 @@
-//! The log of connections. A listener and a dialer each have a journal, so that a flood of lines at one side
-//! does not hide the lines of the other.
+//! The log and the metrics of connections. A listener and a dialer each have a journal, so that a flood of lines
+//! at one side does not hide the lines of the other.
 //!
 //! | level | events |
 //! |---|---|
@@ -11,15 +11,19 @@
 //! separately. `suppressed` is the number of lines that were left out.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::error::{ConnectionFault, NegotiationError};
-use super::info::{RdmaConnectInfo, Verdict};
+use super::info::{RdmaConnectInfo, Role, Verdict};
+use super::meters::{self, OpenConnection};
+use super::reason::RdmaUnavailable;
 use tonic_rdma_verbs::unstable::Throttle;
 
 /// Writes the log lines of one listener or dialer.
 #[derive(Debug)]
 pub(crate) struct Journal {
+    role: Role,
     over_rdma: Throttle,
     over_tcp: Throttle,
     refused: Throttle,
@@ -39,19 +43,23 @@ pub(crate) struct ConnectionEnd {
     pub(crate) interrupted: bool,
 }
 
-impl Default for Journal {
-    fn default() -> Self {
+impl Journal {
+    /// Makes the journal of a dialer or a listener.
+    pub(crate) fn new(role: Role) -> Self {
+        meters::describe_once();
         let [over_rdma, over_tcp, refused, not_accepted, left, lost] =
             [const { Throttle::new(Throttle::BURST) }; 6];
-        Self { over_rdma, over_tcp, refused, not_accepted, left, lost }
+        Self { role, over_rdma, over_tcp, refused, not_accepted, left, lost }
     }
-}
 
-impl Journal {
+    /// Counts a connection as open until the last clone of the result is dropped.
+    pub(crate) fn opened(&self, verdict: Verdict, is_native: bool) -> Arc<OpenConnection> {
+        OpenConnection::new(self.role, verdict, is_native)
+    }
+
     /// Logs and counts a new connection, with its transport.
     pub(crate) fn connected(&self, peer: &str, info: &RdmaConnectInfo) {
-        metrics::counter!("tonic_rdma_negotiations_total", "verdict" => info.verdict().to_string())
-            .increment(1);
+        meters::negotiated(self.role, info.verdict(), info.reason_code(), 1);
         let throttle = match info.verdict() {
             Verdict::Rdma => &self.over_rdma,
             Verdict::Tcp => &self.over_tcp,
@@ -63,13 +71,18 @@ impl Journal {
         }
     }
 
+    /// Counts a connection that this side gave up because it has to be RDMA.
+    pub(crate) fn gave_up(&self, reason: &RdmaUnavailable) {
+        meters::refused(self.role, reason.code);
+    }
+
     /// Logs and counts a client that was refused.
     pub(crate) fn refused(&self, peer: SocketAddr, error: &NegotiationError) {
         if matches!(error, NegotiationError::Nothing) {
             tracing::debug!(%peer, "a client connected and left without a word, as health probes do");
             return;
         }
-        metrics::counter!("tonic_rdma_negotiations_failed_total").increment(1);
+        meters::refused(self.role, error.code());
         if let Some(suppressed) = self.refused.admit(Instant::now()) {
             tracing::warn!(%peer, %error, suppressed, "connection refused");
         }
@@ -88,9 +101,9 @@ impl Journal {
             tracing::debug!(%peer, "rdma connection closed");
             return;
         };
-        let is_loss = matches!(fault, ConnectionFault::PeerLost(_) | ConnectionFault::NoAnswer(_));
-        if is_loss && !end.peer_finished {
-            metrics::counter!("tonic_rdma_peers_lost_total").increment(1);
+        let is_silent = matches!(fault, ConnectionFault::NoAnswer(_));
+        if (is_silent || matches!(fault, ConnectionFault::PeerLost(_))) && !end.peer_finished {
+            meters::peer_lost(is_silent, 1);
         }
         match fault {
             ConnectionFault::PeerLost(_) | ConnectionFault::Closed if end.peer_finished => {

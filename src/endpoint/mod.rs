@@ -25,14 +25,17 @@ mod config;
 mod connection;
 mod deferred;
 mod error;
+mod held;
 mod info;
 mod journal;
 mod link;
 mod meeting;
 mod messages;
+mod meters;
 mod negotiate;
 mod polling;
 mod provider;
+mod reason;
 mod stream;
 pub(crate) mod tuner;
 
@@ -40,17 +43,21 @@ pub use config::{
     Config, EagerThreshold, Policy, PollMode, Provider, SharedReceive, StockClients, known_variables,
     warn_of_unknown_variables,
 };
-pub(crate) use connection::Role;
 pub(crate) use deferred::OwnedTask;
 pub(crate) use deferred::task_is_ready;
 pub use deferred::{Deferred, Run, SentHeaders};
 pub(crate) use error::{ConnectionFault, not_in_time};
+#[cfg(test)]
+pub(crate) use held::HeldBudget;
+pub(crate) use held::HeldShare;
+pub(crate) use info::Role;
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};
 pub(crate) use messages::{
     Kept, LandedContent, MessageEndpoint, MessageHandler, MessageSettings, Negotiated, ReadRefused,
     ReadSegment, Sender, Wire,
 };
+pub use meters::describe_metrics;
 pub use negotiate::{
     ClientSlot, ClientSlots, Devices, Dialer, Listener, SlotLost, Source, TooManyWaiters, calibrate,
     connect_tcp,
@@ -61,4 +68,7 @@ pub use polling::{
     UnannouncedArrival, Watched, idle_polling, may_spin, waits,
 };
 pub use provider::open_device;
+#[cfg(test)]
+pub(crate) use reason::RdmaUnavailable;
+pub use reason::ReasonCode;
 pub use stream::EndpointStream;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::config::{Config, Provider};
+use super::reason::{RdmaUnavailable, ReasonCode};
 use crate::error::{RdmaError, RdmaErrorKind};
 use tonic_rdma_verbs::memory::Budget;
 use tonic_rdma_verbs::unstable::lock;
@@ -70,23 +71,27 @@ pub(super) fn open(
     config: &Config,
     local: SocketAddr,
     peer: SocketAddr,
-) -> Result<Arc<dyn Context>, RdmaError> {
+) -> Result<Arc<dyn Context>, RdmaUnavailable> {
     let order = if local.ip().to_canonical() == peer.ip().to_canonical() {
         Provider::ALL
     } else {
         [Provider::Ibverbs, Provider::Soft]
     };
-    let mut failed = Vec::new();
+    let (mut failed, mut code) = (Vec::new(), ReasonCode::NoDevice);
     for provider in order.into_iter().filter(|provider| provider.is_wanted(config)) {
-        match open_device(provider, config) {
+        match open_device(provider, config).map_err(RdmaUnavailable::from) {
             Ok(context) => return Ok(context),
-            Err(error) => failed.push(format!("{provider}: {error}")),
+            Err(reason) => {
+                // That a provider is not installed here says less than why another has failed.
+                code = if code == ReasonCode::NoDevice { reason.code } else { code };
+                failed.push(format!("{provider}: {reason}"));
+            }
         }
     }
     if failed.is_empty() {
         failed.push("the configuration names a device of another provider than the one it wants".into());
     }
-    Err(unusable(failed.join("; ")))
+    Err(RdmaUnavailable::new(code, failed.join("; ")))
 }
 
 /// Returns the error of a device that can't be used.
@@ -118,6 +123,11 @@ static BUDGET: LazyLock<Mutex<Option<Arc<Budget>>>> = LazyLock::new(Mutex::defau
 pub(crate) fn budget(locks_memory: bool, config: &Config) -> Arc<Budget> {
     let mut budget = lock(&BUDGET);
     Arc::clone(budget.get_or_insert_with(|| Budget::for_process(locks_memory, config.pinned_limit)))
+}
+
+/// Returns the bytes that count against the budget, and its limit. `None` before the first connection.
+pub(super) fn budget_in_use() -> Option<(u64, u64)> {
+    lock(&BUDGET).as_ref().map(|budget| (budget.used(), budget.limit()))
 }
 
 #[cfg(test)]

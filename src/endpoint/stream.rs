@@ -14,6 +14,7 @@ use tokio::task::coop::poll_proceed;
 use super::connection::{ByteStream, Connection};
 use super::error::ConnectionFault;
 use super::info::RdmaConnectInfo;
+use super::meters::{OpenConnection, OpenHandle};
 use super::polling::{OwnQueue, Wait};
 use crate::protocol::AbortCode;
 
@@ -53,12 +54,19 @@ impl EndpointStream {
         connection: Arc<Connection<ByteStream>>,
         own: Option<Arc<OwnQueue>>,
         info: RdmaConnectInfo,
+        opened: OpenHandle,
     ) -> Self {
-        Self { inner: Inner::Rdma(RdmaIo { connection, own }), info, has_read: false }
+        let rdma = RdmaIo { connection, own, _opened: opened };
+        Self { inner: Inner::Rdma(rdma), info, has_read: false }
     }
 
-    pub(crate) fn tcp(stream: TcpStream, received: Bytes, info: RdmaConnectInfo) -> Self {
-        Self { inner: Inner::Tcp(TcpIo { received, stream }), info, has_read: false }
+    pub(super) fn tcp(
+        stream: TcpStream,
+        received: Bytes,
+        info: RdmaConnectInfo,
+        opened: Arc<OpenConnection>,
+    ) -> Self {
+        Self { inner: Inner::Tcp(TcpIo { received, stream, _opened: opened }), info, has_read: false }
     }
 
     /// Returns the result of the negotiation, and its reason.
@@ -141,6 +149,7 @@ struct RdmaIo {
     connection: Arc<Connection<ByteStream>>,
     /// The queue, if the connection has one for itself. The tasks that wait for the connection poll it.
     own: Option<Arc<OwnQueue>>,
+    _opened: OpenHandle,
 }
 
 impl RdmaIo {
@@ -171,6 +180,7 @@ impl RdmaIo {
 struct TcpIo {
     received: Bytes,
     stream: TcpStream,
+    _opened: Arc<OpenConnection>,
 }
 
 impl AsyncRead for EndpointStream {

@@ -18,6 +18,7 @@ mod gather_limits;
 mod gather_mixed;
 mod gather_support;
 mod in_process;
+mod metrics;
 mod server_acts;
 mod server_end;
 mod server_handlers;

@@ -55,6 +55,8 @@ pub enum VerbsErrorKind {
     Unsupported,
     /// The peer's device can't be reached from here.
     Unreachable,
+    /// The peer's process runs as another user, and one of the two devices does not let the other in.
+    NotAdmitted,
     /// The quota of the pool is used up for now. Try again after memory has been given back.
     QuotaExhausted,
     /// The request exceeds the whole quota, so the pool can never serve it.
@@ -168,6 +170,11 @@ impl VerbsError {
 
     pub(crate) fn unreachable(reason: impl fmt::Display) -> Self {
         Self::new(VerbsErrorKind::Unreachable, format!("peer device unreachable: {reason}"))
+    }
+
+    /// Makes the error of a device that does not let in processes of another user.
+    pub(crate) fn not_admitted(reason: impl fmt::Display) -> Self {
+        Self::new(VerbsErrorKind::NotAdmitted, format!("peer device unreachable: {reason}"))
     }
 
     /// Checks that `length` bytes at `offset` lie within `available` bytes.

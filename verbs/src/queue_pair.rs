@@ -59,6 +59,7 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// - [`Limit`](crate::VerbsErrorKind::Limit) if the device does not support a setting.
     /// - [`Unreachable`](crate::VerbsErrorKind::Unreachable) if the peer's device can't be reached, or the
     ///   peer refuses.
+    /// - [`NotAdmitted`](crate::VerbsErrorKind::NotAdmitted) if the peer runs as another user, and is not let in.
     /// - [`System`](crate::VerbsErrorKind::System) if the system refuses.
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError>;
 

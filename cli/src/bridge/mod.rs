@@ -233,10 +233,12 @@ fn open_metrics(address: &str) -> Result<(std::net::TcpListener, PrometheusHandl
     let addresses: Vec<_> = address.to_socket_addrs().map_err(|error| refused(&error))?.collect();
     let listener = std::net::TcpListener::bind(&addresses[..]).map_err(|error| refused(&error))?;
     listener.set_nonblocking(true).map_err(|error| refused(&error))?;
-    let recorder = PrometheusBuilder::new().build_recorder();
+    let buckets = PrometheusBuilder::new().set_buckets(&meters::SECONDS).context("--metrics")?;
+    let recorder = buckets.build_recorder();
     let handle = recorder.handle();
     metrics::set_global_recorder(recorder).context("--metrics")?;
     meters::describe();
+    tonic_rdma::describe_metrics();
     if let Ok(address) = listener.local_addr() {
         tracing::info!("metrics at http://{address}/metrics");
     }

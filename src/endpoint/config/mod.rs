@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::error::RdmaError;
 use tonic_rdma_verbs::PathSettings;
+use tonic_rdma_verbs::memory::Budget;
 
 pub use self::variables::{known_variables, warn_of_unknown_variables};
 
@@ -57,6 +58,8 @@ pub struct Config {
     pub(crate) max_inline: Option<u32>,
     pub(crate) qp_queue_depth: u32,
     pub(crate) pinned_limit: Option<u64>,
+    pub(crate) connection_limit: u64,
+    held_limit: Option<u64>,
     pub(crate) plaintext_tensors: bool,
     pub(crate) connect_timeout: Duration,
     pub(crate) handshake_timeout: Duration,
@@ -64,6 +67,7 @@ pub struct Config {
     pub(crate) ping_timeout: Duration,
     pub(crate) linger: Duration,
     in_process: Option<bool>,
+    pub(crate) histograms: bool,
     pub(crate) path: PathSettings,
 }
 
@@ -90,13 +94,16 @@ impl Default for Config {
             max_inline: None,
             qp_queue_depth: 1024,
             pinned_limit: None,
+            connection_limit: 256 << 20,
+            held_limit: None,
             plaintext_tensors: false,
             connect_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(3),
-            ping_interval: Duration::from_secs(10),
-            ping_timeout: Duration::from_secs(30),
+            ping_interval: Duration::from_secs(5),
+            ping_timeout: Duration::from_secs(10),
             linger: Duration::from_secs(5),
             in_process: None,
+            histograms: false,
             path: PathSettings::default(),
         }
     }
@@ -287,6 +294,35 @@ impl Config {
         self
     }
 
+    /// Sets how much one connection of native calls holds for its peer, in bytes, 1 MiB to 1 PiB: content that
+    /// lands up to this number, and other content up to as much again. Default: 256 MiB.
+    /// [`CallConfig::connection_limit`](crate::CallConfig::connection_limit), which says what counts, has
+    /// precedence over this. Variable `RDMA_CONNECTION_LIMIT`.
+    pub fn connection_limit(mut self, bytes: u64) -> Self {
+        self.connection_limit = bytes;
+        self
+    }
+
+    /// Sets how much all connections of native calls of this process hold for their peers together, in bytes, 1
+    /// MiB to 1 PiB. The setting of the first connection counts. Default: twice the
+    /// [`pinned_limit`](Self::pinned_limit), so 4 GiB. Variable `RDMA_HELD_LIMIT`.
+    ///
+    /// Each connection always has 1 MiB, and a reader that waits gets the next 512 KiB of its message. A
+    /// connection gets more only while it then holds at most as much as it leaves to others. Beyond that
+    /// messages wait at the peer, senders wait here, and a call whose peer sends more small messages, which are
+    /// not read, ends with RESOURCE_EXHAUSTED.
+    pub fn held_limit(mut self, bytes: u64) -> Self {
+        self.held_limit = Some(bytes);
+        self
+    }
+
+    /// Returns how much all connections of native calls may hold together, in bytes.
+    pub(crate) fn most_held(&self) -> u64 {
+        // What lands lies in registered memory, and all else may be as much.
+        let registered = self.pinned_limit.unwrap_or(Budget::DEFAULT_LIMIT);
+        self.held_limit.unwrap_or(registered.saturating_mul(2))
+    }
+
     /// Sets whether tensors may be exchanged beside connections with TLS. No device encrypts the bytes that
     /// it moves, so tensors cross the network unencrypted, even where calls are encrypted. Default: no.
     /// Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, `allow`.
@@ -302,7 +338,7 @@ impl Config {
 
     /// Sets how long a TCP connection may take to be established, 1 ms to a day. Default: 10 s. If a host has
     /// several addresses, the next one is tried after at most 300 ms without an answer, while the attempts
-    /// before it go on (RFC 8305).
+    /// before it go on (RFC 8305). Variable `RDMA_CONNECT_TIMEOUT`, in milliseconds or with a unit.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -316,13 +352,16 @@ impl Config {
         self
     }
 
-    /// Sets the length of silence after which this side pings the peer, 1 ms to a day. Default: 10 s.
+    /// Sets the length of silence after which this side pings the peer, 1 ms to a day. Default: 5 s. Variable
+    /// `RDMA_PING_INTERVAL`, in milliseconds or with a unit.
     pub fn ping_interval(mut self, interval: Duration) -> Self {
         self.ping_interval = interval;
         self
     }
 
-    /// Sets the time that the peer has to answer a ping, 1 ms to a day. Default: 30 s.
+    /// Sets the time that the peer has to answer a ping, 1 ms to a day. Default: 10 s. So a peer that hangs is
+    /// given up after 15 s. Time in which this process did not run, because it was stopped or had no processor,
+    /// does not count. Variable `RDMA_PING_TIMEOUT`, in milliseconds or with a unit.
     pub fn ping_timeout(mut self, timeout: Duration) -> Self {
         self.ping_timeout = timeout;
         self
@@ -348,6 +387,14 @@ impl Config {
     /// Returns whether calls may stay in this process.
     pub(crate) fn allows_in_process(&self) -> bool {
         self.in_process.unwrap_or_else(variables::in_process_by_environment)
+    }
+
+    /// Sets whether native calls are timed, for the histograms `tonic_rdma_call_seconds` and
+    /// `tonic_rdma_queue_seconds` of the `metrics` facade. Default: no. Variable `RDMA_HISTOGRAMS`: `yes`,
+    /// `no`.
+    pub fn histograms(mut self, timed: bool) -> Self {
+        self.histograms = timed;
+        self
     }
 
     /// Returns the attributes of new connections' queue pairs, which the settings `qp_*` and

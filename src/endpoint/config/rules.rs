@@ -52,14 +52,19 @@ pub(super) fn each(pass: &Pass<'_>, config: &mut Config) -> Result<(), RdmaError
     pass.optional(("max_inline", "RDMA_MAX_INLINE"), size(0, u32::MAX.into()), &mut config.max_inline)?;
     pass.number(("qp_queue_depth", "RDMA_QP_QUEUE_DEPTH"), number(64, 4096), &mut config.qp_queue_depth)?;
     pass.optional(("pinned_limit", "RDMA_PINNED_LIMIT"), size(1 << 20, 1 << 50), &mut config.pinned_limit)?;
+    let limit = &mut config.connection_limit;
+    pass.number(("connection_limit", "RDMA_CONNECTION_LIMIT"), size(1 << 20, 1 << 50), limit)?;
+    pass.optional(("held_limit", "RDMA_HELD_LIMIT"), size(1 << 20, 1 << 50), &mut config.held_limit)?;
     let tensors = &mut config.plaintext_tensors;
     pass.choice(("plaintext_tensors", "RDMA_PLAINTEXT_TENSORS"), PLAINTEXT_TENSORS, tensors)?;
     pass.in_process(&mut config.in_process)?;
+    pass.choice(("histograms", "RDMA_HISTOGRAMS"), YES_OR_NO, &mut config.histograms)?;
     let handshake = Times { most: Duration::from_secs(600), ..up_to_a_day(1) };
     pass.time(("handshake_timeout", "RDMA_HANDSHAKE_TIMEOUT"), handshake, &mut config.handshake_timeout)?;
-    pass.time(("connect_timeout", ""), up_to_a_day(1), &mut config.connect_timeout)?;
-    pass.time(("ping_interval", ""), up_to_a_day(1), &mut config.ping_interval)?;
-    pass.time(("ping_timeout", ""), up_to_a_day(1), &mut config.ping_timeout)?;
+    let (connect, day) = (&mut config.connect_timeout, up_to_a_day(1));
+    pass.time(("connect_timeout", "RDMA_CONNECT_TIMEOUT"), day, connect)?;
+    pass.time(("ping_interval", "RDMA_PING_INTERVAL"), day, &mut config.ping_interval)?;
+    pass.time(("ping_timeout", "RDMA_PING_TIMEOUT"), day, &mut config.ping_timeout)?;
     pass.time(("linger", ""), up_to_a_day(0), &mut config.linger)?;
     // The software device reads these variables itself, because a process has one such device and may have many
     // configurations.
@@ -79,6 +84,7 @@ const PROVIDERS: &[(&str, Option<Provider>)] =
 const SHARED_RECEIVE: &[(&str, SharedReceive)] =
     &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
 const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
+const YES_OR_NO: &[(&str, bool)] = &[("yes", true), ("no", false)];
 const IN_PROCESS: &[(&str, Option<bool>)] = &[("yes", Some(true)), ("no", Some(false))];
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];

@@ -48,6 +48,7 @@ fn cases() -> Vec<Case> {
     cases!(all: shared_receive, "never" => SharedReceive::Never);
     cases!(all: plaintext_tensors, "allow" => true);
     cases!(all: in_process, "yes" => true, "No" => false);
+    cases!(all: histograms, "yes" => true, "No" => false);
     cases!(all: poll_cpus, "0,1023" => [0, 1023], "2,1024" => [2, 1024]);
     for name in ["mlx5_0", "", "../x", "a b", "\u{fc}", &"x".repeat(64), &"x".repeat(65)].map(str::to_owned) {
         cases!(all: device, name => &*name);
@@ -64,7 +65,12 @@ fn cases() -> Vec<Case> {
     cases!(all: max_inline, [0, u32::MAX], |bytes| bytes);
     cases!(all: qp_queue_depth, [0, 63, 64, 4096, 4097], |depth| depth);
     cases!(all: pinned_limit, [0, (1 << 20) - 1, 1 << 20, 1 << 50, (1 << 50) + 1], |bytes| bytes);
+    cases!(all: connection_limit, [0, (1 << 20) - 1, 1 << 20, 1 << 50, (1 << 50) + 1], |bytes| bytes);
+    cases!(all: held_limit, [0, (1 << 20) - 1, 1 << 20, 1 << 50, (1 << 50) + 1], |bytes| bytes);
     cases!(all: handshake_timeout, [0, 1, 600_000, 600_001], millis);
+    cases!(all: connect_timeout, [0, 1, 86_400_000, 86_400_001], millis);
+    cases!(all: ping_interval, [0, 1, 86_400_000, 86_400_001], millis);
+    cases!(all: ping_timeout, [0, 1, 86_400_000, 86_400_001], millis);
     cases!(all: qp_timeout, [0, 31, 32, 255], |exponent| exponent);
     cases!(all: qp_retry_count, [0, 7, 8], |count| count);
     cases!(all: qp_sl, [0, 15, 16], |level| level);
@@ -123,7 +129,7 @@ fn durations_are_checked_below_their_unit() {
     assert_eq!(config.validate().unwrap_err().setting(), Some("spin_limit"));
 }
 
-/// These settings have no variable.
+/// Of these settings, `linger` has no variable.
 #[test]
 fn times_have_limits() {
     let refused = |config: Config| config.validate().unwrap_err().setting().unwrap();

@@ -34,9 +34,15 @@ impl Config {
     /// | `RDMA_MAX_INLINE` | a size | as many as the device takes | [`max_inline`](Self::max_inline) |
     /// | `RDMA_QP_QUEUE_DEPTH` | requests, 64 to 4096 | 1024 | [`qp_queue_depth`](Self::qp_queue_depth) |
     /// | `RDMA_PINNED_LIMIT` | a size, from 1 MiB on | 2 GiB | [`pinned_limit`](Self::pinned_limit) |
+    /// | `RDMA_CONNECTION_LIMIT` | a size, from 1 MiB on | 256 MiB | [`connection_limit`](Self::connection_limit) |
+    /// | `RDMA_HELD_LIMIT` | a size, from 1 MiB on | twice the pinned limit | [`held_limit`](Self::held_limit) |
+    /// | `RDMA_CONNECT_TIMEOUT` | a time, 1 ms to a day, in milliseconds | 10 000 | [`connect_timeout`](Self::connect_timeout) |
+    /// | `RDMA_PING_INTERVAL` | a time, 1 ms to a day, in milliseconds | 5000 | [`ping_interval`](Self::ping_interval) |
+    /// | `RDMA_PING_TIMEOUT` | a time, 1 ms to a day, in milliseconds | 10 000 | [`ping_timeout`](Self::ping_timeout) |
     /// | `RDMA_HANDSHAKE_TIMEOUT` | a time, 1 ms to 600 s, in milliseconds | 3000 | [`handshake_timeout`](Self::handshake_timeout) |
     /// | `RDMA_PLAINTEXT_TENSORS` | `refuse`, `allow` | `refuse` | [`plaintext_tensors`](Self::plaintext_tensors) |
     /// | `RDMA_IN_PROCESS` | `yes`, `no` | `yes` | [`in_process`](Self::in_process) |
+    /// | `RDMA_HISTOGRAMS` | `yes`, `no` | `no` | [`histograms`](Self::histograms) |
     /// | `RDMA_QP_TIMEOUT` | 0 to 31: 4.096 µs × 2^n | 14 | [`qp_timeout`](Self::qp_timeout) |
     /// | `RDMA_QP_RETRY_COUNT` | 0 to 7 | 7 | [`qp_retry_count`](Self::qp_retry_count) |
     /// | `RDMA_QP_SL` | service level, 0 to 15 | 0 | [`qp_sl`](Self::qp_sl) |
@@ -224,7 +230,13 @@ mod tests {
         assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().qp_queue_depth, 256);
         let patient = with("RDMA_HANDSHAKE_TIMEOUT", "20000").unwrap();
         assert_eq!(patient.handshake_timeout, Duration::from_secs(20));
+        assert_eq!(with("RDMA_CONNECT_TIMEOUT", "20000").unwrap().connect_timeout, Duration::from_secs(20));
+        assert_eq!(with("RDMA_PING_INTERVAL", "20000").unwrap().ping_interval, Duration::from_secs(20));
+        assert_eq!(with("RDMA_PING_TIMEOUT", "1m").unwrap().ping_timeout, Duration::from_secs(60));
         assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
+        assert_eq!(with("RDMA_CONNECTION_LIMIT", "64M").unwrap().connection_limit, 64 << 20);
+        let held = with("RDMA_HELD_LIMIT", "1G").unwrap();
+        assert_eq!([held, Config::default()].map(|config| config.most_held()), [1 << 30, 4 << 30]);
         assert!(with("RDMA_PLAINTEXT_TENSORS", "allow").unwrap().plaintext_tensors);
         assert_eq!(with("RDMA_IN_PROCESS", "no").unwrap().in_process, Some(false));
         assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);

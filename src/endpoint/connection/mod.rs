@@ -30,6 +30,7 @@ use super::deferred::Deferred;
 use super::error::ConnectionFault;
 use super::info::Counters;
 use super::journal::{ConnectionEnd, Journal};
+use super::meters::{self, OpenConnection};
 use super::polling::{OwnQueue, Participant, Queue, Reactor};
 use crate::protocol::AbortCode;
 use tonic_rdma_verbs::unstable::{has_unsent, lock, sent_slices, wake_all};
@@ -55,15 +56,6 @@ impl<T: ?Sized> fmt::Debug for Connection<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("queue_pair", &self.number).finish_non_exhaustive()
     }
-}
-
-/// The role of one side of a connection of native calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// The side that makes the calls.
-    Client,
-    /// The side that serves the calls.
-    Server,
 }
 
 impl<T: Traffic> Connection<T> {
@@ -135,6 +127,11 @@ impl<T: Traffic + ?Sized> Connection<T> {
             }
             state.fail(fault);
         });
+    }
+
+    /// Returns whether the peer has been silent for so long that a ping is due, or its answer may be overdue.
+    pub(crate) fn is_silent(&self, now: Instant) -> bool {
+        lock(&self.state).base().protocol.poll_timeout().is_some_and(|due| due <= now)
     }
 
     /// Sends pings that are due, and ends the connection if the answer to a ping is overdue.
@@ -344,6 +341,7 @@ impl<T: Traffic + ?Sized> Participant for Connection<T> {
         if now.saturating_duration_since(state.base().published) > Self::PUBLISH_EVERY {
             state.base_mut().published = now;
             self.counters.publish();
+            meters::refresh_memory(now);
         }
     }
 
@@ -363,7 +361,7 @@ impl<T: Traffic + ?Sized> Participant for Connection<T> {
     }
 }
 
-/// Watches one connection.
+/// Watches one connection. Its memory is free before it counts as closed.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     pub(crate) member: Member,
@@ -372,25 +370,8 @@ pub(crate) struct Supervisor {
     pub(crate) tcp: TcpStream,
     pub(crate) peer: SocketAddr,
     pub(crate) linger: Duration,
-    pub(crate) counted: Counted,
+    pub(crate) _opened: Arc<OpenConnection>,
     pub(crate) journal: Arc<Journal>,
-}
-
-/// Counts a connection in the metric of connections in use, until dropped.
-#[derive(Debug)]
-pub(crate) struct Counted(());
-
-impl Counted {
-    pub(crate) fn new() -> Self {
-        metrics::gauge!("tonic_rdma_connections").increment(1.0);
-        Self(())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        metrics::gauge!("tonic_rdma_connections").decrement(1.0);
-    }
 }
 
 impl Supervisor {
@@ -427,16 +408,20 @@ impl Supervisor {
                 }
                 () = sleep_until(due.into()) => {
                     let now = Instant::now();
+                    meters::refresh();
                     if give_up.is_some_and(|give_up| now >= give_up) {
                         self.member.connection.abort(AbortCode::CLOSED, ConnectionFault::Closed);
                     } else {
+                        if self.member.connection.is_silent(now) {
+                            // If nothing has polled here for a while, the answer may be there.
+                            self.member.queue.drain();
+                        }
                         self.member.connection.handle_timeout(now);
                     }
                 }
             }
         }
         self.journal.ended(self.peer, &self.member.connection.ending());
-        drop(self.counted);
     }
 
     /// Waits for the end of the TCP connection; returns the reason.

@@ -23,11 +23,14 @@ pub(in crate::endpoint) mod traffic;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use crate::endpoint::config::Config;
 use crate::endpoint::connection::{Connection, Member};
 use crate::endpoint::deferred::Run;
 use crate::endpoint::error::ConnectionFault;
+use crate::endpoint::held::{HeldBudget, HeldShare};
 use crate::endpoint::info::{Counters, RdmaConnectInfo};
 use crate::endpoint::meeting::Meeting;
+use crate::endpoint::meters::OpenHandle;
 use crate::endpoint::polling::{CallInFlight, Queue, Reactor};
 use crate::endpoint::stream::EndpointStream;
 use crate::protocol::AbortCode;
@@ -68,6 +71,13 @@ pub(crate) struct MessageEndpoint {
     lending: Arc<Lending>,
     info: RdmaConnectInfo,
     meeting: Meeting,
+    /// The limit of what the connection holds, if the calls' settings have none.
+    limit: u64,
+    held: Arc<HeldBudget>,
+    /// Calls are timed.
+    has_histograms: bool,
+    /// Behind the connection, whose memory is free before this is dropped.
+    opened: OpenHandle,
 }
 
 impl MessageEndpoint {
@@ -76,10 +86,34 @@ impl MessageEndpoint {
         member: &Member,
         info: RdmaConnectInfo,
         meeting: Meeting,
+        config: &Config,
+        opened: OpenHandle,
     ) -> Self {
         let lending = connection.update(|messages| (Arc::clone(messages.lending()), false));
         let (queue, reactor) = (Arc::clone(&member.queue), Arc::clone(&member.reactor));
-        Self { connection, queue, reactor, lending, info, meeting }
+        let (limit, held) = (config.connection_limit, HeldBudget::of_process(config));
+        let has_histograms = config.histograms;
+        Self { connection, queue, reactor, lending, info, meeting, limit, held, has_histograms, opened }
+    }
+
+    /// Returns whether calls are timed.
+    pub(crate) fn has_histograms(&self) -> bool {
+        self.has_histograms
+    }
+
+    /// Notes, for the metrics, that calls stay in this process.
+    pub(crate) fn stays_in_process(&self) {
+        self.opened.stays_in_process();
+    }
+
+    /// Returns the configuration's limit of what a connection holds for its peer, in bytes.
+    pub(crate) fn connection_limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Makes the connection's share of what the process may hold.
+    pub(crate) fn share(&self) -> HeldShare {
+        self.held.share()
     }
 
     /// Returns the result of the negotiation, and its reason.

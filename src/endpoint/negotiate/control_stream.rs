@@ -1,6 +1,6 @@
 //! The TCP connection of a negotiation.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::endpoint::error::NegotiationError;
 use crate::endpoint::info::{ConnectionFacts, RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::messages::Negotiated;
+use crate::endpoint::reason::RdmaUnavailable;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{Confirm, Message, VERSIONS};
 
@@ -85,9 +86,10 @@ impl ControlStream {
     }
 
     /// Goes on as plain TCP, because of `reason`.
-    pub(super) fn into_tcp(self, reason: &impl Display) -> Result<EndpointStream, NegotiationError> {
-        let info = RdmaConnectInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason.to_string());
-        Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info))
+    pub(super) fn into_tcp(self, reason: &RdmaUnavailable) -> Result<EndpointStream, NegotiationError> {
+        let info = RdmaConnectInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason);
+        let opened = self.journal.opened(Verdict::Tcp, false);
+        Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info, opened))
     }
 
     /// Goes on over RDMA, with this version of the protocol. From now on a supervisor watches the TCP
@@ -119,6 +121,7 @@ impl ControlStream {
             provider: Some(established.context.attributes().provider),
             device: Some(established.device().into()),
             reason: reason.into(),
+            reason_code: None,
             native,
             in_process: false,
             version: Some(version.into()),

@@ -2,7 +2,6 @@
 //! new TCP connection where the server is a stock one.
 
 use std::collections::HashMap;
-use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -16,16 +15,18 @@ use super::control_stream::ControlStream;
 use super::local_side::{Established, PeerQueuePair, Prepared, bad_address, blocking, other_version};
 use super::reach;
 use crate::endpoint::config::{Config, Policy};
-use crate::endpoint::connection::Role;
-use crate::endpoint::error::{NegotiationError, RdmaUnavailable, not_in_time, rdma_required, unreachable};
-use crate::endpoint::info::{RdmaConnectInfo, Verdict};
+use crate::endpoint::error::{NegotiationError, not_in_time, rdma_required, unreachable};
+use crate::endpoint::info::{RdmaConnectInfo, Role, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::meeting::Meeting;
 use crate::endpoint::messages::Negotiated;
 use crate::endpoint::provider;
+use crate::endpoint::reason::{RdmaUnavailable, ReasonCode};
 use crate::endpoint::stream::EndpointStream;
 use crate::error::{RdmaError, RdmaErrorKind};
-use crate::wire::hello::{Answer, ClientHello, Message, NATIVE_CALLS, VERSIONS};
+use crate::wire::hello::{
+    Answer, ClientHello, HelloError, LACKS_DESCRIPTORS, LACKS_MEMORY, Message, NATIVE_CALLS, VERSIONS,
+};
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::unstable::{Versions, lock};
 
@@ -55,7 +56,7 @@ pub struct Dialer {
     journal: Arc<Journal>,
 }
 
-/// A server without RDMA: the time of the attempt, and why it counts as one.
+/// A server without RDMA: how long it counts as one, and why.
 type Stock = (Instant, RdmaUnavailable);
 
 impl Dialer {
@@ -91,7 +92,8 @@ impl Dialer {
     /// # }
     /// ```
     pub fn new(config: Config) -> Self {
-        Self { config, speaks: VERSIONS, refused: None, stock: Arc::default(), journal: Arc::default() }
+        let journal = Arc::new(Journal::new(Role::Client));
+        Self { config, speaks: VERSIONS, refused: None, stock: Arc::default(), journal }
     }
 
     /// Makes a dialer with this configuration, or with that of the environment if there is none. If a
@@ -126,16 +128,17 @@ impl Dialer {
         let authority = format!("{host}:{port}");
         let tcp = self.tcp(host, port, None).await?;
         let (negotiated, reason) = if self.config.policy == Policy::TcpOnly {
-            (Negotiated::Stream(plain(tcp, "the policy is tcp-only")?), None)
+            let reason = RdmaUnavailable::new(ReasonCode::Policy, "the policy is tcp-only");
+            (Negotiated::Stream(self.plain(tcp, &reason)?), None)
         } else if let Some(reason) = self.known_as_stock(&authority) {
-            (Negotiated::Stream(plain(tcp, &reason)?), Some(reason))
+            (Negotiated::Stream(self.plain(tcp, &reason)?), Some(reason))
         } else {
             self.negotiate(tcp, host, port, &authority, native).await?
         };
         if self.config.policy == Policy::Require
             && let Some(reason) = reason
         {
-            return Err(rdma_required(&authority, &reason));
+            return Err(self.give_up(&authority, &reason));
         }
         self.journal.connected(&authority, negotiated.info());
         Ok(negotiated)
@@ -188,20 +191,48 @@ impl Dialer {
             Err(error) => failed(&error),
         };
         if self.config.policy == Policy::Require {
-            return Err(rdma_required(authority, &reason));
+            return Err(self.give_up(authority, &reason));
         }
-        let stream = plain(self.tcp(host, port, known).await?, &reason)?;
+        let stream = self.plain(self.tcp(host, port, known).await?, &reason)?;
         Ok((Negotiated::Stream(stream), Some(reason)))
+    }
+
+    /// Makes a stream of plain TCP, because of `reason`.
+    fn plain(&self, tcp: TcpStream, reason: &RdmaUnavailable) -> Result<EndpointStream, RdmaError> {
+        let unspecified = || SocketAddr::from(([0, 0, 0, 0], 0));
+        let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
+        let (peer, local) = addresses.map_err(|error| unreachable(&[(unspecified(), error)]))?;
+        let info = RdmaConnectInfo::tcp(peer, local, reason);
+        Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), info, self.journal.opened(Verdict::Tcp, false)))
+    }
+
+    /// Counts a connection that has to be RDMA and is not. Returns its error.
+    fn give_up(&self, authority: &str, reason: &RdmaUnavailable) -> RdmaError {
+        self.journal.gave_up(reason);
+        rdma_required(authority, reason)
     }
 
     /// Notes that a server is a stock server, or silent.
     fn remember(&self, authority: &str, error: &NegotiationError) -> RdmaUnavailable {
-        let reason = RdmaUnavailable::because(format!("the server does not understand our hello ({error})"));
+        let code = match error {
+            NegotiationError::Silent(_) => ReasonCode::Silent,
+            NegotiationError::Hello(HelloError::Version { .. }) => ReasonCode::Version,
+            _ => ReasonCode::StockServer,
+        };
+        let reason = match code {
+            ReasonCode::Silent => format!("the server was silent ({error})"),
+            _ => format!("the server does not understand our hello ({error})"),
+        };
+        let reason = RdmaUnavailable::new(code, reason);
         let mut stock = lock(&self.stock);
         if stock.len() >= Self::MEMORY {
             stock.clear();
         }
-        stock.insert(authority.into(), (Instant::now(), reason.clone()));
+        // A silent server may be one of this crate that was stopped for a moment, so it is asked again soon. Until
+        // then, other connections need not wait for it.
+        let remembered =
+            if code == ReasonCode::Silent { self.config.handshake_timeout } else { Self::REMEMBERED };
+        stock.insert(authority.into(), (Instant::now() + remembered, reason.clone()));
         reason
     }
 
@@ -218,21 +249,13 @@ impl Dialer {
             return None;
         }
         let stock = lock(&self.stock);
-        let (since, reason) = stock.get(authority)?;
-        (since.elapsed() < Self::REMEMBERED).then(|| reason.clone())
+        let (until, reason) = stock.get(authority)?;
+        (Instant::now() < *until).then(|| reason.clone())
     }
 }
 
 fn failed(error: &NegotiationError) -> RdmaUnavailable {
-    RdmaUnavailable::because(format!("the negotiation failed: {error}"))
-}
-
-/// Makes a stream of plain TCP, because of `reason`.
-fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, RdmaError> {
-    let unspecified = || SocketAddr::from(([0, 0, 0, 0], 0));
-    let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
-    let (peer, local) = addresses.map_err(|error| unreachable(&[(unspecified(), error)]))?;
-    Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason.to_string())))
+    RdmaUnavailable::new(error.code(), format!("the negotiation failed: {error}"))
 }
 
 /// The result of a negotiation.
@@ -262,9 +285,14 @@ pub(super) async fn negotiate(
     let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
     // Without a device the hello has no offer, but it identifies this side, and asks for TCP.
     let offers = prepared.iter().map(Prepared::offer).collect();
+    let lacks = match prepared.as_ref().map_err(|reason| reason.code) {
+        Err(ReasonCode::MemoryBudget) => LACKS_MEMORY,
+        Err(ReasonCode::Descriptors) => LACKS_DESCRIPTORS,
+        _ => 0,
+    };
     let capabilities = if native { NATIVE_CALLS } else { 0 };
     let newest = speaks.newest as u8;
-    let hello = ClientHello { identity: reach::local(), newest, capabilities, offers };
+    let hello = ClientHello { identity: reach::local(), newest, capabilities: capabilities | lacks, offers };
     control.send(&Message::ClientHello(hello)).await?;
     let answer = match control.receive().await {
         Ok(Message::ServerHello(answer)) => answer,
@@ -277,7 +305,7 @@ pub(super) async fn negotiate(
     };
     match answer {
         Answer::Decline { reason } => {
-            fall_back(control, RdmaUnavailable::because(format!("the server declined: {reason}")))
+            fall_back(control, RdmaUnavailable::of_peer("the server declined", &reason))
         }
         Answer::Accept { version, .. } if version > newest => {
             Err(NegotiationError::OutOfTurn("an answer with a version not spoken here"))
@@ -317,7 +345,7 @@ async fn finish(
     let mut established = match reached {
         Ok(established) => established,
         Err(reason) => {
-            control.send(&Message::failed(&reason)).await?;
+            control.send(&Message::failed(&reason.for_peer())).await?;
             return fall_back(control, reason);
         }
     };

@@ -18,17 +18,18 @@ use super::control_stream::ControlStream;
 use super::local_side::{Established, PeerQueuePair, Prepared, bad_address, blocking, other_version};
 use super::reach::{self, Devices, Reach};
 use crate::endpoint::config::{Config, Policy, Provider, StockClients};
-use crate::endpoint::connection::Role;
 use crate::endpoint::deferred::OwnedTask;
-use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
+use crate::endpoint::error::NegotiationError;
+use crate::endpoint::info::Role;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::meeting::Meeting;
 use crate::endpoint::messages::{MessageMemory, Negotiated};
 use crate::endpoint::provider;
+use crate::endpoint::reason::{RdmaUnavailable, ReasonCode};
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
-    Answer, ClientHello, Confirm, DeviceOffer, HelloError, HostIdentity, LAYOUT, MAGIC, Message,
-    NATIVE_CALLS, VERSIONS,
+    Answer, ClientHello, Confirm, DeviceOffer, HelloError, HostIdentity, LACKS_DESCRIPTORS, LACKS_MEMORY,
+    LAYOUT, MAGIC, Message, NATIVE_CALLS, VERSIONS,
 };
 use tonic_rdma_verbs::QueuePairAddress;
 use tonic_rdma_verbs::memory::Budget;
@@ -158,7 +159,7 @@ async fn accept(
     /// Pause after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(50);
     let config = Arc::new(config);
-    let journal = Arc::<Journal>::default();
+    let journal = Arc::new(Journal::new(Role::Server));
     let negotiations = ClientSlots::new(Listener::NEGOTIATIONS, Duration::ZERO, 2);
     let preparations =
         ClientSlots::shared(preparations(&config), Listener::PROOF, Listener::WAITING_FOR_PREPARATION);
@@ -218,7 +219,7 @@ impl AdmittedClient<'_> {
     fn crowded(self) -> RdmaUnavailable {
         let limit = self.preparations.limit();
         let reason = format!("the server has {limit} unfinished negotiations over RDMA, which is the limit");
-        RdmaUnavailable::because(reason)
+        RdmaUnavailable::new(ReasonCode::Busy, reason)
     }
 }
 
@@ -274,7 +275,7 @@ impl Negotiation<'_> {
                 // makes a new connection.
                 let reason =
                     format!("the client sends a hello of layout {seen}, this end reads layout {LAYOUT}");
-                decline(&mut control, &reason).await?;
+                decline(&mut control, &RdmaUnavailable::new(ReasonCode::Version, reason)).await?;
                 return Err(HelloError::Version { seen }.into());
             }
             First::Stock(peer) => peer,
@@ -290,11 +291,12 @@ impl Negotiation<'_> {
                 return Err(NegotiationError::Garbage(control.received[..shown].to_vec()));
             }
         };
+        let reason = |text| RdmaUnavailable::new(ReasonCode::StockClient, text);
         match self.config.policy {
-            Policy::Require => {
-                Err(NegotiationError::RdmaRequired(RdmaUnavailable::because(format!("this is {stock}"))))
+            Policy::Require => Err(NegotiationError::RdmaRequired(reason(format!("this is {stock}")))),
+            Policy::Prefer | Policy::TcpOnly => {
+                control.into_tcp(&reason(stock.to_owned())).map(Negotiated::Stream)
             }
-            Policy::Prefer | Policy::TcpOnly => control.into_tcp(&stock).map(Negotiated::Stream),
         }
     }
 
@@ -335,7 +337,7 @@ impl Negotiation<'_> {
         match accepted {
             Ok(accepted) => self.conclude(control, accepted).await,
             Err(reason) => {
-                decline(&mut control, &reason.to_string()).await?;
+                decline(&mut control, &reason).await?;
                 self.fall_back(control, reason)
             }
         }
@@ -345,10 +347,10 @@ impl Negotiation<'_> {
     /// waits no longer.
     async fn accept(self, hello: ClientHello, limit: Duration) -> Result<Accepted, RdmaUnavailable> {
         if self.config.policy == Policy::TcpOnly {
-            return Err(RdmaUnavailable::because("the server's policy is tcp-only"));
+            return Err(RdmaUnavailable::new(ReasonCode::Policy, "the server's policy is tcp-only"));
         }
         if hello.offers.is_empty() {
-            return Err(RdmaUnavailable::because("the client has no RDMA device"));
+            return Err(without_offers(hello.capabilities));
         }
         let version = hello.newest.min(self.speaks.newest as u8);
         if !self.speaks.speaks(version.into()) {
@@ -357,7 +359,7 @@ impl Negotiation<'_> {
         let until = Instant::now() + limit;
         let asked = hello.capabilities & NATIVE_CALLS != 0;
         let native = (asked && self.takes_native_calls(limit / 4).await).then_some(Role::Server);
-        let (mut devices, mut reasons) = (Devices::default(), Vec::new());
+        let (mut devices, mut reasons) = (Devices::default(), Vec::<RdmaUnavailable>::new());
         let accepted = timeout_at(until.into(), async {
             for (offer, number) in hello.offers.iter().zip(0..) {
                 match self.accept_offer(offer, &hello.identity, native, &mut devices, limit / 2).await {
@@ -369,13 +371,16 @@ impl Negotiation<'_> {
                     }
                     // Another offer would wait for a slot again.
                     Ok(None) => return Err(self.client.crowded()),
-                    Err(reason) => reasons.push(reason.to_string()),
+                    Err(reason) => reasons.push(reason),
                 }
             }
-            Err(RdmaUnavailable::because(reasons.join("; ")))
+            // The first offer is the best one.
+            let code = reasons.first().map_or(ReasonCode::NoDevice, |reason| reason.code);
+            let texts: Vec<_> = reasons.iter().map(ToString::to_string).collect();
+            Err(RdmaUnavailable::new(code, texts.join("; ")))
         });
         let slow = || format!("the server's device did not prepare a connection within {limit:?}");
-        accepted.await.unwrap_or_else(|_| Err(RdmaUnavailable::because(slow())))
+        accepted.await.unwrap_or_else(|_| Err(RdmaUnavailable::new(ReasonCode::Busy, slow())))
     }
 
     /// Connects to one offer. Waits for a slot for at most `limit`. `None` if the client finds no slot, or has
@@ -391,7 +396,7 @@ impl Negotiation<'_> {
         let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(self.config));
         let Some(provider) = provider else {
             let reason = format!("this end does not use the provider offered, {:?}", offer.provider);
-            return Err(RdmaUnavailable::because(reason));
+            return Err(RdmaUnavailable::new(ReasonCode::NoCommonDevice, reason));
         };
         if provider == Provider::Soft {
             reach::check(&reach::local(), client, Reach::of_this_process())?;
@@ -480,7 +485,7 @@ impl Negotiation<'_> {
     ) -> Result<Negotiated, NegotiationError> {
         // A client that has given up RDMA continues over TCP without an answer.
         if let Confirm::Connected { .. } = read {
-            control.send(&Message::failed(&reason)).await?;
+            control.send(&Message::failed(&reason.for_peer())).await?;
         }
         self.fall_back(control, reason)
     }
@@ -539,8 +544,22 @@ async fn first_bytes(control: &mut ControlStream, clients: StockClients) -> Resu
     }
 }
 
-async fn decline(control: &mut ControlStream, reason: &str) -> Result<(), NegotiationError> {
-    control.send(&Message::ServerHello(Answer::Decline { reason: reason.into() })).await
+/// Returns the reason for a client that offers nothing.
+fn without_offers(capabilities: u32) -> RdmaUnavailable {
+    let (code, reason) = match capabilities {
+        lacks if lacks & LACKS_MEMORY != 0 => {
+            (ReasonCode::MemoryBudget, "the client has no memory for RDMA left: its memory budget is used up")
+        }
+        lacks if lacks & LACKS_DESCRIPTORS != 0 => {
+            (ReasonCode::Descriptors, "the client has no file descriptors left")
+        }
+        _ => (ReasonCode::NoDevice, "the client has no RDMA device"),
+    };
+    RdmaUnavailable::new(code, reason)
+}
+
+async fn decline(control: &mut ControlStream, reason: &RdmaUnavailable) -> Result<(), NegotiationError> {
+    control.send(&Message::ServerHello(Answer::Decline { reason: reason.for_peer() })).await
 }
 
 /// The kind of a peer.

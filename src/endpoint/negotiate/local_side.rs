@@ -9,18 +9,18 @@ use tokio::time::timeout;
 
 use super::calibrate::measured;
 use crate::endpoint::config::Config;
-use crate::endpoint::connection::{
-    ByteStream, Connection, Counted, LinkConnection, Member, Role, Supervisor,
-};
-use crate::endpoint::error::{ConnectionFault, RdmaUnavailable};
-use crate::endpoint::info::{RdmaConnectInfo, Telemetry};
+use crate::endpoint::connection::{ByteStream, Connection, LinkConnection, Member, Supervisor};
+use crate::endpoint::error::ConnectionFault;
+use crate::endpoint::info::{RdmaConnectInfo, Role, Telemetry, Verdict};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::link::Link;
 use crate::endpoint::link::receive::{Receives, Ring, Share};
 use crate::endpoint::meeting::Meeting;
 use crate::endpoint::messages::{MessageEndpoint, Messages, Negotiated};
-use crate::endpoint::polling::{OwnQueue, Queue, Reactor};
+use crate::endpoint::meters::OpenHandle;
+use crate::endpoint::polling::{OwnQueue, Queue, QueueFull, Reactor};
 use crate::endpoint::provider;
+use crate::endpoint::reason::{RdmaUnavailable, ReasonCode};
 use crate::endpoint::stream::EndpointStream;
 use crate::endpoint::tuner::Chooser;
 use crate::protocol;
@@ -92,7 +92,9 @@ impl Prepared {
         let completions = queue.completion_queue();
         let (queue_pair, receives) = match shared {
             Some(shared) => {
-                let promise = shared.promise(slots).map_err(RdmaUnavailable::because)?;
+                let promise = shared
+                    .promise(slots)
+                    .map_err(|error| RdmaUnavailable::new(ReasonCode::MemoryBudget, error))?;
                 let shared_queue = shared.queue();
                 let queue_pair =
                     domain.create_sharing_queue_pair(completions, completions, shared_queue, &capacity)?;
@@ -153,8 +155,7 @@ impl Prepared {
             ping_timeout: self.config.ping_timeout,
             ..protocol::Settings::default()
         };
-        let protocol =
-            protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::because)?;
+        let protocol = protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::other)?;
         let chooser = Chooser::new(&self.config, &self.context, measured);
         let queue_pair = Arc::clone(&self.queue_pair);
         let registrations = SlabRegistrations::new(Arc::clone(&self.domain), Arc::clone(self.pool.budget()));
@@ -168,14 +169,16 @@ impl Prepared {
             None => {
                 let completions = completions + self.context.attributes().window_requests;
                 let make = |key| Ok(ByteStream::new(base(key)?, chooser.clone()));
-                let (member, stream) = Member::new(self.reactor, self.queue, completions, false, make)?;
+                let (member, stream) =
+                    Member::new(self.reactor, self.queue, completions, false, make).map_err(not_added)?;
                 (member, Carried::Bytes(stream))
             }
             Some(role) => {
                 let make =
                     |key| Messages::new(base(key)?, self.domain, reads).map_err(ConnectionFault::local);
                 let calls = role == Role::Client;
-                let (member, messages) = Member::new(self.reactor, self.queue, completions, calls, make)?;
+                let (member, messages) =
+                    Member::new(self.reactor, self.queue, completions, calls, make).map_err(not_added)?;
                 (member, Carried::Messages(messages))
             }
         };
@@ -248,9 +251,10 @@ impl Established {
     /// another's memory.
     pub(super) fn check(&self, peer: &Confirm) -> Result<(), RdmaUnavailable> {
         match peer {
-            Confirm::Failed { reason } => Err(RdmaUnavailable::because(format!("the peer can't: {reason}"))),
+            Confirm::Failed { reason } => Err(RdmaUnavailable::of_peer("the peer can't", reason)),
             Confirm::Connected { nonce } if *nonce == self.probe().ours => Ok(()),
-            Confirm::Connected { .. } => Err(RdmaUnavailable::because(
+            Confirm::Connected { .. } => Err(RdmaUnavailable::new(
+                ReasonCode::Unreachable,
                 "the peer read something else than was written here: memory is not shared",
             )),
         }
@@ -264,10 +268,11 @@ impl Established {
             Ok(Err(fault)) => fault.to_string(),
             Err(_) => format!("no answer within {} s", Self::REACH_TIMEOUT.as_secs()),
         };
-        Err(RdmaUnavailable::because(format!(
+        let reason = format!(
             "the server can't be reached over {}: {failed} (RoCE needs UDP port 4791, and equal partition keys)",
             self.device()
-        )))
+        );
+        Err(RdmaUnavailable::new(ReasonCode::Unreachable, reason))
     }
 
     /// Returns the name of the device.
@@ -297,32 +302,47 @@ impl Established {
         journal: Arc<Journal>,
     ) -> (Negotiated, Supervisor) {
         let peer = info.peer_addr();
+        let opened = journal.opened(Verdict::Rdma, self.is_native());
+        let handle = OpenHandle(Arc::downgrade(&opened));
         let negotiated = match self.carried {
             Carried::Bytes(stream) => {
-                Negotiated::Stream(EndpointStream::rdma(stream, self.member.own.clone(), info))
+                Negotiated::Stream(EndpointStream::rdma(stream, self.member.own.clone(), info, handle))
             }
             Carried::Messages(messages) => {
-                Negotiated::Messages(MessageEndpoint::new(messages, &self.member, info, self.meeting))
+                let (member, config) = (&self.member, &self.config);
+                let meeting = self.meeting;
+                Negotiated::Messages(MessageEndpoint::new(messages, member, info, meeting, config, handle))
             }
         };
-        let (linger, counted) = (self.config.linger, Counted::new());
-        (negotiated, Supervisor { member: self.member, tcp, peer, linger, counted, journal })
+        let linger = self.config.linger;
+        (negotiated, Supervisor { member: self.member, tcp, peer, linger, _opened: opened, journal })
+    }
+}
+
+/// Returns the reason for a connection that could not be added to its queue.
+fn not_added(fault: ConnectionFault) -> RdmaUnavailable {
+    match &fault {
+        ConnectionFault::Local(error) if error.is::<QueueFull>() => {
+            RdmaUnavailable::new(ReasonCode::Busy, fault)
+        }
+        _ => fault.into(),
     }
 }
 
 /// Returns the reason for a peer that speaks no version of the protocol that this end `speaks`.
 pub(super) fn other_version(version: u8, speaks: Versions) -> RdmaUnavailable {
-    RdmaUnavailable::because(format!("the peer speaks version {version} of the protocol, this end {speaks}"))
+    let reason = format!("the peer speaks version {version} of the protocol, this end {speaks}");
+    RdmaUnavailable::new(ReasonCode::Version, reason)
 }
 
 /// Returns the reason for a peer whose address is longer than any provider's.
 pub(super) fn bad_address() -> RdmaUnavailable {
-    RdmaUnavailable::because("the peer's queue pair address is too long")
+    RdmaUnavailable::new(ReasonCode::Protocol, "the peer's queue pair address is too long")
 }
 
 /// Runs `work`, which calls devices and may block for a moment, on a thread that may block.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RdmaUnavailable> + Send + 'static,
 ) -> Result<T, RdmaUnavailable> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(RdmaUnavailable::because(error)))
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(RdmaUnavailable::other(error)))
 }

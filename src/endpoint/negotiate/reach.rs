@@ -10,8 +10,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
 use crate::endpoint::config::Provider;
-use crate::endpoint::error::RdmaUnavailable;
 use crate::endpoint::provider::unusable;
+use crate::endpoint::reason::{RdmaUnavailable, ReasonCode};
 use crate::error::RdmaError;
 use crate::wire::hello::HostIdentity;
 use tonic_rdma_verbs::unstable::{self, DeviceOwner, SoftDevice, SoftQueuePair};
@@ -114,23 +114,25 @@ impl Reach {
 pub(super) fn check(ours: &HostIdentity, theirs: &HostIdentity, reach: Reach) -> Result<(), RdmaUnavailable> {
     if ours.boot_id != theirs.boot_id || ours.boot_id == [0; 16] {
         let reason = "the software device reaches this host only, and the peer is on another";
-        return Err(RdmaUnavailable::because(reason));
+        return Err(RdmaUnavailable::new(ReasonCode::OtherHost, reason));
     }
     if reach.directory {
         return Ok(());
     }
     if ours.network_namespace != theirs.network_namespace {
-        return Err(RdmaUnavailable::because(
+        return Err(RdmaUnavailable::new(
+            ReasonCode::OtherNetworkNamespace,
             "the peer is in another network namespace, out of the software device's reach: \
              set RDMA_SOFT_DIR to one directory at both ends",
         ));
     }
     if !reach.any_user && ours.uid != theirs.uid {
-        return Err(RdmaUnavailable::because(format!(
+        let reason = format!(
             "the peer runs as another user (uid {} here, {} there): \
              set RDMA_SOFT_PEERS=any at both ends to share memory with other users",
             ours.uid, theirs.uid
-        )));
+        );
+        return Err(RdmaUnavailable::new(ReasonCode::UntrustedPeer, reason));
     }
     Ok(())
 }

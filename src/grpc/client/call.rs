@@ -21,6 +21,7 @@ use crate::error::{RdmaError, RdmaErrorKind};
 use crate::grpc::fault::CallFault;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, ResetCode, Stream};
+use crate::grpc::times::CallTimer;
 use crate::transport::balance::connection::Reservation;
 use crate::transport::gather::landed::{Landing, LandingTarget as _, NativeFlag, Presenter};
 use tonic_rdma_verbs::unstable::lock;
@@ -153,9 +154,10 @@ impl NativeCall {
                 // The call can't be sent again, so the server takes the headers without a copy.
                 self.request = None;
             }
-            self.active = Some(ActiveCall::new(stream));
+            let call = self.active.insert(ActiveCall::new(stream));
             // The request is on its way, so reading the clock now delays no peer.
             self.deadline.begun();
+            call.time(&mut self.deadline);
             return Ok(has_sender);
         }
         if let Some(landing) = landing {
@@ -183,10 +185,15 @@ impl NativeCall {
         }
         let has_sender = call.stream().is_local() || session.drive_if(session.active_streams() <= 1);
         self.deadline.begun();
+        call.time(&mut self.deadline);
         Ok(has_sender)
     }
 
-    fn response(&mut self, call: ActiveCall, head: HeaderMap) -> Response<Body> {
+    fn response(&mut self, mut call: ActiveCall, head: HeaderMap) -> Response<Body> {
+        // Such a response has headers alone.
+        if call.timer.is_some() && head.contains_key(Status::GRPC_STATUS) {
+            call.note_status_in(&head);
+        }
         let mut deadline = self.deadline.take();
         deadline.set_endpoint(None);
         let mut response = Response::new(Body::new(ResponseBody::new(call, deadline)));
@@ -219,7 +226,7 @@ fn poll_headers(
         Poll::Ready(Ok(head)) if head.is_empty() && call.first.is_none() => {
             match call.stream().poll_part(context) {
                 Poll::Ready(Some(Ok(Part::Trailers(trailers)))) => {
-                    call.has_ended();
+                    call.has_ended_with(&trailers);
                     return Poll::Ready(Ok(trailers));
                 }
                 Poll::Ready(Some(Ok(part))) => {
@@ -378,6 +385,8 @@ pub(super) struct ActiveCall {
     /// A part that came with the headers, and trailers behind it.
     pub(super) first: Option<Part>,
     trailers: Option<HeaderMap>,
+    /// The time of the call, if it is to be known.
+    timer: Option<CallTimer>,
     _in_flight: Option<CallInFlight>,
 }
 
@@ -385,7 +394,36 @@ impl ActiveCall {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
         let under_way = stream.begin_call();
         let (first, trailers) = (None, None);
-        Self { stream, pump: None, ended: false, first, trailers, _in_flight: under_way }
+        Self { stream, pump: None, ended: false, first, trailers, timer: None, _in_flight: under_way }
+    }
+
+    /// Begins the time of the call, if it is to be known.
+    fn time(&mut self, deadline: &mut Deadline) {
+        if let Some(times) = &self.stream.session.times {
+            self.timer = Some(times.time(deadline.begun(), self.stream.is_local()));
+        }
+    }
+
+    /// Ends the time of a call whose status is in `trailers`.
+    fn note_status_in(&mut self, trailers: &HeaderMap) {
+        if let Some(mut timer) = self.timer.take() {
+            timer.set_code_of(trailers);
+        }
+    }
+
+    /// Notes that the response has ended, and that its status is in `trailers`.
+    fn has_ended_with(&mut self, trailers: &HeaderMap) {
+        self.note_status_in(trailers);
+        self.has_ended();
+    }
+
+    /// Notes that the response has ended with `status`.
+    fn has_failed(&mut self, status: Status) -> Status {
+        if let Some(mut timer) = self.timer.take() {
+            timer.set_code(status.code());
+        }
+        self.has_ended();
+        status
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {
@@ -394,16 +432,14 @@ impl ActiveCall {
 
     /// Returns the status of a call with this fault. If the request's body failed, its status counts.
     pub(super) fn status(&mut self, fault: CallFault) -> Status {
-        self.has_ended();
         let failed = self.pump.as_ref().and_then(|(_, failed)| lock(failed).take());
-        failed.unwrap_or_else(|| fault.into())
+        self.has_failed(failed.unwrap_or_else(|| fault.into()))
     }
 
     /// Ends the call for its deadline.
     pub(super) fn is_late(&mut self) -> Status {
         self.stream.reset(ResetCode::DeadlineExceeded);
-        self.has_ended();
-        Deadline::status()
+        self.has_failed(Deadline::status())
     }
 
     /// Notes that the response has ended. The rest of the request is not needed.
@@ -452,6 +488,10 @@ impl ActiveCall {
 
 impl Drop for ActiveCall {
     fn drop(&mut self) {
+        // The response may have come, and its reader did not want the end.
+        if let Some(trailers) = self.trailers.take() {
+            self.note_status_in(&trailers);
+        }
         if let Some((pump, _)) = &self.pump {
             pump.abort();
             // The task may hold the stream for a moment.
@@ -486,7 +526,7 @@ impl ResponseBody {
         }
         let polled = self.call.poll_part(&self.deadline, context);
         match polled {
-            Poll::Ready(None) => self.call.has_ended(),
+            Poll::Ready(None) => self.call.has_ended_with(&HeaderMap::new()),
             Poll::Pending if self.deadline.poll_passed(context).is_ready() => {
                 return Poll::Ready(Some(Err(self.call.is_late())));
             }
@@ -510,7 +550,7 @@ impl http_body::Body for ResponseBody {
                 Part::Data(data) => Ok(Frame::data(data)),
                 Part::Message(message) => Ok(Frame::data(self.presenter.present(message))),
                 Part::Trailers(trailers) => {
-                    self.call.has_ended();
+                    self.call.has_ended_with(&trailers);
                     Ok(Frame::trailers(trailers))
                 }
             })

@@ -40,6 +40,7 @@ mod transmit;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use self::control::Control;
 use self::headers::HeaderBlocks;
@@ -48,8 +49,8 @@ use self::output::Output;
 use self::received_offers::ReceivedOffers;
 use self::stream::InPart;
 use self::streams::Streams;
-use crate::endpoint::Deferred;
 pub(super) use crate::endpoint::Role;
+use crate::endpoint::{Deferred, HeldShare};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::fault::CallFault;
 use crate::grpc::frame::{Limits, OfferSegment, RequestHeaders};
@@ -76,6 +77,8 @@ pub(super) struct Core<K> {
     streams: Streams,
     /// Calls that the peer has opened, and that were not taken.
     accepted: VecDeque<(StreamKey, RequestHeaders)>,
+    /// Since when the calls waited whose headers were sent, as far as they are timed.
+    sent: Vec<Instant>,
     headers: HeaderBlocks,
     control: Control,
     received_offers: ReceivedOffers,
@@ -89,9 +92,16 @@ pub(super) struct Core<K> {
 }
 
 impl<K> Core<K> {
-    /// Makes the state of one side. `has_windows`: the peer knows windows of the connection.
-    pub(super) fn new(role: Role, config: &CallConfig, has_windows: bool) -> Self {
-        let ledger = Ledger::new(config.landing_budget, config.stream_window, has_windows);
+    /// Makes the state of one side, which holds at most `limit` bytes of each kind. `has_windows`: the peer knows
+    /// windows of the connection. `share`: the connection's, of what the process may hold.
+    pub(super) fn new(
+        role: Role,
+        config: &CallConfig,
+        limit: u64,
+        has_windows: bool,
+        share: HeldShare,
+    ) -> Self {
+        let ledger = Ledger::new(limit, config.stream_window, has_windows, share);
         let limits = Limits {
             streams: config.max_concurrent_streams,
             header_bytes: u32::try_from(config.max_header_list_size).unwrap_or(u32::MAX),
@@ -107,6 +117,7 @@ impl<K> Core<K> {
             peer: None,
             streams: Streams::default(),
             accepted: VecDeque::new(),
+            sent: Vec::new(),
             headers: HeaderBlocks::new(&limits),
             control: Control::default(),
             received_offers: ReceivedOffers::default(),
@@ -196,6 +207,33 @@ impl<K> Core<K> {
     /// Takes a call that the peer has opened.
     pub(super) fn next_accepted(&mut self) -> Option<(StreamKey, RequestHeaders)> {
         self.accepted.pop_front()
+    }
+
+    /// Notes that the calls after the first `known` of those that were not taken have come `now`.
+    pub(super) fn note_accepted(&mut self, known: usize, now: Instant) {
+        for (key, _) in self.accepted.iter().skip(known) {
+            self.streams[*key].waits_since = Some(now);
+        }
+    }
+
+    /// Notes that a call of this client waits from `now` on.
+    pub(super) fn note_waiting(&mut self, key: StreamKey, now: Instant) {
+        self.streams[key].waits_since = Some(now);
+    }
+
+    /// Takes the time since when a call has waited.
+    pub(super) fn take_waits_since(&mut self, key: StreamKey) -> Option<Instant> {
+        self.streams[key].waits_since.take()
+    }
+
+    /// Takes the times since when the calls had waited that were sent.
+    pub(super) fn take_sent(&mut self) -> std::vec::Drain<'_, Instant> {
+        self.sent.drain(..)
+    }
+
+    /// Returns the number of calls that the peer has opened and that were not taken.
+    pub(super) fn accepted(&self) -> usize {
+        self.accepted.len()
     }
 
     /// Returns whether the peer has opened calls that were not taken.

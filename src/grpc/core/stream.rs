@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Instant;
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
@@ -266,6 +267,8 @@ pub(super) struct Stream {
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
     pub(super) reset_waker: Option<Waker>,
+    /// Since when the call waits to be sent, or to be taken, by its owner's clock; `None` if it is not timed.
+    pub(super) waits_since: Option<Instant>,
 }
 
 /// The cost of a part of a body beside its length.

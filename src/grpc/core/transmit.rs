@@ -23,6 +23,9 @@ impl<K> Core<K> {
         self.again = false;
         self.output.begin();
         self.start_reads(wire);
+        if self.ledger.waits_for_others() {
+            wire.ask_again();
+        }
         if self.send_all(wire)? {
             // The message is on its way, so this delays no peer.
             self.headers.prepare();
@@ -231,6 +234,7 @@ impl<K> Core<K> {
             return Some(TurnEnd::Full);
         };
         let stream = &mut self.streams[key];
+        self.sent.extend(stream.waits_since.take());
         let before = self.ledger.sent_by(stream);
         let head = match kind {
             Kind::Trailers => stream.sending.trailers.take().map(OutHeaders::Response),

@@ -27,6 +27,7 @@ use super::routes::{Boxed, GrpcService, boxed};
 use crate::grpc::landed::Presenter;
 use crate::grpc::outgoing::Outgoing;
 use crate::grpc::session::{Part, ResetCode, Stream};
+use crate::grpc::times::CallTimer;
 
 /// Most frames of a response that one poll sends.
 const FRAMES: usize = 64;
@@ -40,6 +41,8 @@ pub(super) struct Call<S: Service<Request<Body>>> {
     answered: bool,
     /// A whole response is to be sent as soon as it is queued. Then this becomes false.
     pub(super) drives: bool,
+    /// The time of the call, if it is to be known.
+    pub(super) timer: Option<CallTimer>,
 }
 
 enum CallState<S: Service<Request<Body>>> {
@@ -78,13 +81,15 @@ impl<S: GrpcService> Call<S> {
             // A time beyond the clock's range is no limit.
             Some(CallDeadline { timeout, at: Instant::now().checked_add(timeout)?, sleep: None })
         });
-        Self { stream, state: CallState::Waiting(service, request), limit, answered: false, drives: false }
+        let (state, timer) = (CallState::Waiting(service, request), stream.timer());
+        Self { stream, state, limit, answered: false, drives: false, timer }
     }
 
     /// Polls the call where it was found. Returns whether the call waits, so that it has to go on as a task.
-    /// What it has to send is queued. Also returns the time of a poll of the completion queue, which is not
+    /// What it has to send is queued. `now` is the time, if it is known. Also returns the time of a poll of the completion queue, which is not
     /// the handler's time.
-    pub(super) fn poll_in_place(&mut self) -> (bool, Duration) {
+    pub(super) fn poll_in_place(&mut self, now: Option<Instant>) -> (bool, Duration) {
+        self.runs(now);
         let mut context = Context::from_waker(Waker::noop());
         if self.guarded(&mut context).is_ready() {
             return (false, Duration::ZERO);
@@ -92,6 +97,20 @@ impl<S: GrpcService> Call<S> {
         // A request that the CPU reads from the client's memory is there already.
         let Some(poll_time) = self.stream.poll_for_landing() else { return (true, Duration::ZERO) };
         (self.guarded(&mut context).is_pending(), poll_time)
+    }
+
+    /// Notes that the handler runs, if the call is timed.
+    fn runs(&mut self, now: Option<Instant>) {
+        if let Some(timer) = &mut self.timer {
+            timer.runs(now);
+        }
+    }
+
+    /// Notes the status of the call, if it is timed.
+    fn ends_with(&mut self, trailers: &HeaderMap) {
+        if let Some(timer) = &mut self.timer {
+            timer.set_code_of(trailers);
+        }
     }
 
     /// Carries the call on, and catches panics of the handler.
@@ -204,6 +223,7 @@ impl<S: GrpcService> Call<S> {
                 }
                 None => {
                     outgoing.flush(&*self.stream, false);
+                    self.ends_with(&HeaderMap::new());
                     self.state = CallState::Done;
                     self.stream.end();
                     return Poll::Ready(());
@@ -231,6 +251,9 @@ impl<S: GrpcService> Call<S> {
             Ok(status) => self.fail(&status),
             Err(error) => {
                 tracing::debug!(error = %error, "the service of a native call failed");
+                if let Some(timer) = &mut self.timer {
+                    timer.set_code(Code::Internal);
+                }
                 self.state = CallState::Done;
                 self.stream.reset(ResetCode::Internal);
             }
@@ -251,6 +274,7 @@ impl<S: GrpcService> Call<S> {
     /// Sends the trailers, and drops the handler. Without a body the response is headers alone, which have
     /// the status.
     fn finish(&mut self, trailers: HeaderMap) {
+        self.ends_with(&trailers);
         if let CallState::Responding(_, _, Some(pending)) = mem::replace(&mut self.state, CallState::Done) {
             let drives = mem::take(&mut self.drives);
             self.stream.send_response(pending.head, pending.data, Some(trailers), drives);
@@ -271,6 +295,7 @@ impl<S: GrpcService> Future for Call<S> {
             self.state = CallState::Done;
             return Poll::Ready(());
         }
+        self.runs(None);
         let mut polled = self.guarded(context);
         if polled.is_pending() && self.limit.as_mut().is_some_and(|limit| limit.poll(context).is_ready()) {
             let timeout = self.limit.take().map(|limit| limit.timeout).unwrap_or_default();

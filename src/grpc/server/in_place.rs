@@ -86,6 +86,11 @@ impl InPlace {
         })
     }
 
+    /// Returns when the poll began, if it is measured.
+    pub(super) fn started(&self) -> Option<Instant> {
+        self.started
+    }
+
     /// Ends the poll, and returns how long it took, if it was measured.
     pub(super) fn end(self) -> Option<Duration> {
         let started = self.started?;

@@ -566,9 +566,10 @@ impl<S: GrpcService> Acceptor<S> {
         };
         let is_last = drives.is_some();
         call.drives = is_last;
-        let (waits, poll_time) = call.poll_in_place();
+        let (waits, poll_time) = call.poll_in_place(right.started());
         let drives = drives.take().filter(|_| std::mem::take(&mut call.drives));
         let took = right.end().map(|took| took.saturating_sub(poll_time));
+        let timer = if waits { None } else { call.timer.take() };
         if waits {
             // Before the session drives, because that may take other calls, and this one has to be polled
             // when it can go on.
@@ -579,6 +580,7 @@ impl<S: GrpcService> Acceptor<S> {
         if let Some(session) = drives {
             session.drive();
         }
+        drop(timer);
         if let Some(session) = session
             && took.is_some_and(|took| took > SHARED)
         {

@@ -13,6 +13,7 @@ use std::future::poll_fn;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -62,8 +63,8 @@ struct End {
 impl End {
     /// Makes the end that sends to a reader with these limits.
     fn sending_to(reader: &CallConfig) -> Self {
-        let share = usize::try_from(reader.landing_budget / 16).unwrap_or(usize::MAX);
-        let credit = i64::try_from(reader.stream_window.min(share)).unwrap_or(i64::MAX);
+        let share = reader.connection_limit.and_then(|limit| usize::try_from(limit / 16).ok());
+        let credit = i64::try_from(reader.stream_window.min(share.unwrap_or(usize::MAX))).unwrap_or(i64::MAX);
         Self { credit, ..Self::default() }
     }
 
@@ -498,6 +499,9 @@ impl Session {
         } else {
             server.take_local(&exchange, head).map_err(gone)?
         };
+        if let Some(times) = &self.times {
+            times.queued(Duration::ZERO);
+        }
         Ok(Stream::local(Arc::clone(self), LocalEnd { exchange, role: Role::Client, has_begun }))
     }
 
@@ -518,7 +522,9 @@ impl Session {
         let end = LocalEnd { exchange: Arc::clone(exchange), role: Role::Server, has_begun: has_permit };
         let call = LocalCall { session: Arc::clone(self), slot, has_permit, is_settled: false };
         if let Some(acceptor) = &self.acceptor {
-            Arc::clone(acceptor).accept_local(Stream::local(Arc::clone(self), end), head, call);
+            let came = self.times.as_ref().map(|_| Instant::now());
+            let stream = Stream::local(Arc::clone(self), end).that_came(came);
+            Arc::clone(acceptor).accept_local(stream, head, call);
         }
         Ok(has_permit)
     }

@@ -27,6 +27,7 @@ use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -40,6 +41,7 @@ use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{Core, Role, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::Landing;
+use crate::grpc::times::CallTimes;
 use crate::protocol::AbortCode;
 use crate::wire::hello::CONNECTION_WINDOWS;
 
@@ -79,6 +81,8 @@ pub(crate) struct Session {
     server: Option<Weak<Session>>,
     /// The calls that this server's session has from a client in this process.
     local: LocalCalls,
+    /// The times of calls, if they are to be known.
+    pub(in crate::grpc) times: Option<Arc<CallTimes>>,
 }
 
 impl Session {
@@ -88,7 +92,11 @@ impl Session {
         config: &CallConfig,
         server: Option<Weak<Self>>,
     ) -> Arc<Self> {
+        let peer = server.as_ref().and_then(Weak::upgrade);
         let session = Self::start(endpoint, config, Role::Client, None, server);
+        for end in peer.iter().chain([&session]).filter(|_| peer.is_some()) {
+            end.endpoint.stays_in_process();
+        }
         let weak = Arc::downgrade(&session);
         session.abandoned.start(move || {
             let Some(session) = weak.upgrade() else { return false };
@@ -123,7 +131,11 @@ impl Session {
         acceptor: Option<Arc<dyn Accept>>,
         server: Option<Weak<Self>>,
     ) -> Arc<Self> {
-        let core = Core::new(role, config, endpoint.info().version() >= Some(CONNECTION_WINDOWS));
+        let limit = config.connection_limit.unwrap_or_else(|| endpoint.connection_limit());
+        let config = &config.clone().connection_limit(limit);
+        let has_windows = endpoint.info().version() >= Some(CONNECTION_WINDOWS);
+        let times = endpoint.has_histograms().then(|| CallTimes::new(role));
+        let core = Core::new(role, config, limit, has_windows, endpoint.share());
         let (is_usable, has_much_to_send) = (Arc::new(AtomicBool::new(true)), Arc::default());
         let session = Arc::new(Self {
             endpoint,
@@ -134,6 +146,7 @@ impl Session {
             limits: config.clone(),
             server,
             local: LocalCalls::new(config),
+            times: times.clone(),
         });
         let state = SessionState {
             core,
@@ -146,9 +159,9 @@ impl Session {
             accepts: false,
             transmits_again: false,
             closing: Vec::new(),
+            times,
         };
-        let settings =
-            MessageSettings { landing_budget: config.landing_budget, expose: config.send_in_place };
+        let settings = MessageSettings { landing_budget: limit, expose: config.send_in_place };
         session.endpoint.start(state, &settings);
         session
     }
@@ -168,7 +181,11 @@ impl Session {
         if let Some(server) = &self.server {
             return self.open_local(server, head.into(), None, None);
         }
-        let key = self.with(|state| state.core.open(head))?;
+        let (key, is_alone) = self.with(|state| {
+            let key = state.core.open(head)?;
+            Ok((key, state.note_waiting(key)))
+        })?;
+        self.note_unqueued(is_alone);
         Ok(Stream::new(Arc::clone(self), key))
     }
 
@@ -187,7 +204,8 @@ impl Session {
         if let Some(server) = &self.server {
             return Ok((self.open_local(server, head, Some(body), landing)?, true));
         }
-        let (key, is_alone) = self.endpoint.update(|SessionState { core, .. }| {
+        let (key, is_alone) = self.endpoint.update(|state: &mut SessionState| {
+            let core = &mut state.core;
             let key = match core.open(head) {
                 Ok(key) => key,
                 Err(error) => return (Err(error), false),
@@ -196,14 +214,22 @@ impl Session {
                 core.deliver_landed(key, landing.limit);
             }
             core.send_data(key, body, true);
-            let is_alone = core.active() <= 1;
+            let is_alone = state.note_waiting(key);
             (Ok((key, is_alone)), is_alone)
         })?;
+        self.note_unqueued(is_alone);
         let stream = Stream::new(Arc::clone(self), key);
         if let Some(landing) = landing {
             stream.align(landing);
         }
         Ok((stream, !is_alone && self.drive_if(false)))
+    }
+
+    /// Notes that the only call was sent at once, if calls are timed.
+    fn note_unqueued(&self, is_alone: bool) {
+        if is_alone && let Some(times) = &self.times {
+            times.queued(Duration::ZERO);
+        }
     }
 
     /// Sends what the streams have queued, as far as there is room. The rest goes when there is room.
@@ -327,8 +353,9 @@ impl Drop for WillDrive {
 
 /// What a thread has to do next for a session, without the lock.
 enum Step {
-    /// Hand a call to the acceptor. The flag says whether it is the last one whose reply shares a message.
-    Accept(StreamKey, RequestHeaders, bool),
+    /// Hand a call to the acceptor, with the time when it came if it is timed. The flag says whether it is the
+    /// last one whose reply shares a message.
+    Accept(StreamKey, RequestHeaders, Option<Instant>, bool),
     /// Leave the calls to a thread that [accepts](Accepting) them.
     Leave,
     Drive,
@@ -380,8 +407,8 @@ impl Run for Session {
         let mut step = self.with(|state| state.begin(&mut turn));
         loop {
             match (step, acceptor) {
-                (Step::Accept(key, head, is_last), Some(acceptor)) => {
-                    acceptor.accept(Stream::new(Arc::clone(&self), key), head, is_last);
+                (Step::Accept(key, head, came, is_last), Some(acceptor)) => {
+                    acceptor.accept(Stream::new(Arc::clone(&self), key).that_came(came), head, is_last);
                 }
                 (Step::Leave, _) => {
                     let session = Arc::downgrade(&self);
@@ -416,6 +443,7 @@ struct SessionState {
     transmits_again: bool,
     /// Tasks that wait for the end.
     closing: Vec<Waker>,
+    times: Option<Arc<CallTimes>>,
 }
 
 impl SessionState {
@@ -428,6 +456,16 @@ impl SessionState {
         self.is_usable.store(false, Ordering::Relaxed);
         self.is_over = true;
         self.core.after().wakers.append(&mut self.closing);
+    }
+
+    /// Notes that a call waits to be sent, if it is timed, and returns whether it is the only call. That is sent
+    /// at once, so the clock is not read for it.
+    fn note_waiting(&mut self, key: StreamKey) -> bool {
+        let is_alone = self.core.active() <= 1;
+        if self.times.is_some() && !is_alone {
+            self.core.note_waiting(key, Instant::now());
+        }
+        is_alone
     }
 
     /// Notes whether calls can be opened. Adds the session to the work to carry out, if there is some: calls
@@ -473,10 +511,11 @@ impl SessionState {
     fn next(&mut self, turn: &mut Turn<'_>) -> Step {
         if turn.accepts {
             if let Some((key, head)) = self.core.next_accepted() {
+                let came = self.times.as_ref().and_then(|_| self.core.take_waits_since(key));
                 turn.accepted += 1;
                 let is_last = !self.core.has_accepted() || turn.accepted.is_multiple_of(Self::ACCEPTED);
                 (self.accepts, turn.is_unsent) = (true, !is_last);
-                return Step::Accept(key, head, is_last);
+                return Step::Accept(key, head, came, is_last);
             }
             if std::mem::take(&mut turn.is_unsent) {
                 // The last call has ended before it began.
@@ -505,7 +544,11 @@ impl SessionState {
 
 impl MessageHandler for SessionState {
     fn receive(&mut self, message: Bytes) -> Result<bool, ConnectionFault> {
+        let known = self.core.accepted();
         let received = self.core.receive(message);
+        if self.times.is_some() && self.core.accepted() > known {
+            self.core.note_accepted(known, Instant::now());
+        }
         self.run_later();
         received.map_err(ConnectionFault::of_calls)?;
         Ok(!self.core.is_idle())
@@ -517,6 +560,11 @@ impl MessageHandler for SessionState {
 
     fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {
         self.core.transmit(sender)?;
+        if let Some(times) = &self.times {
+            for since in self.core.take_sent() {
+                times.queued(since.elapsed());
+            }
+        }
         if self.core.has_waiting() && sender.room() == 0 {
             sender.note_stall();
         }

@@ -14,6 +14,7 @@ use crate::endpoint::{CallInFlight, Kept, LandedContent};
 use crate::grpc::core::{Core, LandedBytes, OutPart, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::{AlignedField, Landing, LandingTarget};
+use crate::grpc::times::CallTimer;
 
 /// One call. Dropping the stream before both directions have ended resets the call with
 /// [`ResetCode::Cancel`], at once. A server's direction has ended once its end or its trailers are queued.
@@ -25,6 +26,8 @@ pub(crate) struct Stream {
     ended: AtomicBool,
     /// Messages of this side are aligned at their last large field.
     aligns_last: AtomicBool,
+    /// The time when the call came to this server, if it is timed.
+    came: Option<Instant>,
 }
 
 /// What carries a call.
@@ -47,7 +50,18 @@ impl Stream {
 
     fn carried(session: Arc<Session>, carrier: Carrier) -> Self {
         let [ended, aligns_last] = [const { AtomicBool::new(false) }; 2];
-        Self { session, carrier, ended, aligns_last }
+        Self { session, carrier, ended, aligns_last, came: None }
+    }
+
+    /// Notes when the call came to this server.
+    pub(super) fn that_came(mut self, came: Option<Instant>) -> Self {
+        self.came = came;
+        self
+    }
+
+    /// Begins the time of a call that came to this server, if it is to be known.
+    pub(crate) fn timer(&self) -> Option<CallTimer> {
+        Some(self.session.times.as_ref()?.time(self.came?, self.is_local()))
     }
 
     /// Returns whether the call stays in this process.

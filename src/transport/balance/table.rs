@@ -495,6 +495,7 @@ mod tests {
 
     use super::super::members::Members;
     use super::*;
+    use crate::endpoint::RdmaUnavailable;
 
     #[derive(Debug)]
     struct Fake {
@@ -523,7 +524,7 @@ mod tests {
 
     fn connection(load: usize) -> Arc<Fake> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let info = RdmaConnectInfo::tcp(address, address, "a test");
+        let info = RdmaConnectInfo::tcp(address, address, &RdmaUnavailable::other("a test"));
         Arc::new(Fake { info, is_ended: AtomicBool::new(false), load: AtomicUsize::new(load) })
     }
 

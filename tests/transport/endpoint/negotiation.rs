@@ -6,7 +6,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::unstable::wire::hello::{MAGIC, Message};
-use tonic_rdma::{Config, Dialer, EndpointStream, Listener, Policy, RdmaError, RdmaErrorKind, Verdict};
+use tonic_rdma::{
+    Config, Dialer, EndpointStream, Listener, Policy, Provider, RdmaError, RdmaErrorKind, ReasonCode, Verdict,
+};
 
 use support::{BlackHole, Runtime, listen};
 
@@ -47,6 +49,68 @@ fn each_pair_of_policies_gives_the_expected_transport() {
                     assert!(error.to_string().contains("tcp-only"), "{error}");
                 }
             }
+        }
+    });
+}
+
+/// Causes that two ends in one process can have. Others are in tests of their own: with users, with network
+/// namespaces, without memory.
+#[test]
+fn each_cause_of_tcp_has_its_code() {
+    Runtime::Idle.run(async {
+        let (ours, tcp) = (patient(), patient().policy(Policy::TcpOnly));
+        let card = ours.clone().provider(Provider::Ibverbs).device("none0");
+        let soft = ours.clone().provider(Provider::Soft);
+        for (client, server, expected) in [
+            (&ours, &ours, [None; 2]),
+            (&ours, &tcp, [Some(ReasonCode::Policy); 2]),
+            (&tcp, &ours, [Some(ReasonCode::Policy), Some(ReasonCode::StockClient)]),
+            (&card, &ours, [Some(ReasonCode::NoDevice); 2]),
+            (&soft, &card, [Some(ReasonCode::NoCommonDevice); 2]),
+        ] {
+            let mut listener = listen(server.clone()).await;
+            let mut dialled = dial(&listener, client.clone()).await.unwrap();
+            // A stock client has to say something first.
+            dialled.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+            let accepted = listener.next().await.unwrap();
+            let codes = [&dialled, &accepted].map(|end| end.info().reason_code());
+            assert_eq!(codes, expected, "{}, {}", dialled.info().reason(), accepted.info().reason());
+        }
+    });
+}
+
+/// Servers that are none of ours: one that answers something else, one that hangs up, one that is silent.
+#[test]
+fn servers_of_other_kinds_have_their_codes() {
+    Runtime::Idle.run(async {
+        for (answer, expected) in [
+            (Some(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]), ReasonCode::StockServer),
+            (Some(&b""[..]), ReasonCode::StockServer),
+            (None, ReasonCode::Silent),
+        ] {
+            let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = server.local_addr().unwrap().port();
+            let serve = async move {
+                let mut held = Vec::new();
+                loop {
+                    let (mut tcp, _) = server.accept().await.unwrap();
+                    match answer {
+                        Some(answer) => tcp.write_all(answer).await.unwrap(),
+                        None => held.push(tcp),
+                    }
+                }
+            };
+            let serving = tokio::spawn(serve);
+            let short = Duration::from_millis(200);
+            let config = patient().handshake_timeout(if answer.is_some() { 100 * short } else { short });
+            let dialler = Dialer::new(config);
+            // The second time the client remembers the server.
+            for _ in 0..2 {
+                let dialled = dialler.dial("127.0.0.1", port).await.unwrap();
+                let info = dialled.info();
+                assert_eq!(info.reason_code(), Some(expected), "{}", info.reason());
+            }
+            serving.abort();
         }
     });
 }
@@ -265,7 +329,8 @@ fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
             for _ in 0..2 {
                 let mut stream = dialer.dial("127.0.0.1", port).await.unwrap();
                 assert_eq!(stream.info().verdict(), Verdict::Tcp);
-                assert!(stream.info().reason().contains("hello"), "{}", stream.info().reason());
+                let what = if silent { "the server was silent" } else { "does not understand our hello" };
+                assert!(stream.info().reason().contains(what), "{}", stream.info().reason());
                 stream.write_all(b"12345678").await.unwrap();
                 let mut echo = [0; 8];
                 stream.read_exact(&mut echo).await.unwrap();
@@ -278,6 +343,28 @@ fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
             assert_eq!(error.kind(), RdmaErrorKind::RdmaRequired, "{error}");
             server.abort();
         }
+    });
+}
+
+/// A server that was stopped for a moment: the kernel takes connections to its port, and nothing is said.
+#[test]
+fn a_server_that_was_silent_is_asked_again_soon() {
+    Runtime::Idle.run(async {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let dialer = Dialer::new(Config::default().handshake_timeout(Duration::from_secs(1)));
+        let stream = dialer.dial("127.0.0.1", port).await.unwrap();
+        let silent = "the server was silent (no complete message of the negotiation within 1s)";
+        assert_eq!((stream.info().verdict(), stream.info().reason()), (Verdict::Tcp, silent));
+        let mut listener = Listener::new(socket, patient()).unwrap();
+        tokio::spawn(async move { while listener.next().await.is_some() {} });
+        // Far less than a stock server is remembered for.
+        let again = tokio::time::timeout(Duration::from_secs(30), async {
+            while dialer.dial("127.0.0.1", port).await.unwrap().info().verdict() != Verdict::Rdma {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        again.await.unwrap();
     });
 }
 

@@ -1,57 +1,130 @@
 //! Metrics, log events and counters.
 
-use std::collections::HashMap;
+use std::time::Duration;
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
 use tonic_rdma::{Dialer, Policy};
 
-use support::{Log, Runtime, config, listen, logging, pair, until};
+use support::{Child, Log, Meters, Runtime, config, listen, logging, pair, until};
 
 const CONNECTIONS: &str = "tonic_rdma_connections";
+const NEGOTIATIONS: &str = "tonic_rdma_negotiations_total";
+const LOST: &str = "tonic_rdma_peers_lost_total";
 const SENT: &str = "tonic_rdma_eager_bytes_sent_total";
 const RECEIVED: &str = "tonic_rdma_eager_bytes_received_total";
 
+/// Returns the open connections of clients and of servers over a transport.
+fn open(meters: &Meters, transport: &str) -> [f64; 2] {
+    ["client", "server"].map(|side| {
+        let of_kind = [("side", side), ("transport", transport), ("kind", "http2")];
+        meters.sum(CONNECTIONS, &of_kind)
+    })
+}
+
 #[test]
 fn counters_reach_the_metrics_facade() {
-    let recorder = DebuggingRecorder::new();
-    let (snapshots, mut totals) = (recorder.snapshotter(), HashMap::new());
-    metrics::with_local_recorder(&recorder, || {
+    let meters = Meters::default();
+    meters.within(|| {
         Runtime::Idle.run(async {
             let (mut client, mut server) = pair(config()).await;
+            assert_eq!((open(&meters, "rdma"), open(&meters, "tcp")), ([1.0; 2], [0.0; 2]));
             client.write_all(&[1; 50_000]).await.unwrap();
             client.shutdown().await.unwrap();
             let mut received = Vec::new();
             server.read_to_end(&mut received).await.unwrap();
             server.shutdown().await.unwrap();
+            tonic_rdma::describe_metrics();
+            assert!(meters.sum("tonic_rdma_registered_bytes", &[]) > 0.0, "of these connections");
             drop((client, server));
             // Each end publishes its last counts at its end.
-            until(|| {
-                add(&mut totals, &snapshots);
-                let is_all = |name: &str| totals.get(name).is_some_and(|bytes| *bytes >= 50_000.0);
-                totals.get(CONNECTIONS) == Some(&0.0) && is_all(SENT) && is_all(RECEIVED)
-            })
-            .await;
+            until(|| open(&meters, "rdma") == [0.0; 2]).await;
         });
     });
-    add(&mut totals, &snapshots);
-    assert_eq!(totals["tonic_rdma_negotiations_total"], 2.0, "one at each end");
-    assert_eq!((totals[SENT], totals[RECEIVED]), (50_000.0, 50_000.0));
-    assert!(totals["tonic_rdma_copies_avoided_bytes_total"] > 40_000.0);
-    assert_eq!(totals[CONNECTIONS], 0.0, "none is left");
+    for side in ["client", "server"] {
+        let rdma = [("side", side), ("verdict", "rdma"), ("reason", "none")];
+        assert_eq!(meters.sum(NEGOTIATIONS, &rdma), 1.0, "{side}");
+    }
+    assert_eq!(meters.sum(NEGOTIATIONS, &[]), 2.0, "one at each end");
+    assert_eq!((meters.sum(SENT, &[]), meters.sum(RECEIVED, &[])), (50_000.0, 50_000.0));
+    assert!(meters.sum("tonic_rdma_copies_avoided_bytes_total", &[]) > 40_000.0);
+    assert_eq!(meters.sum(CONNECTIONS, &[]), 0.0, "none is left");
+    assert_eq!(meters.sum(LOST, &[]), 0.0);
 }
 
-/// Adds what the metrics counted since the last snapshot.
-fn add(totals: &mut HashMap<String, f64>, snapshots: &Snapshotter) {
-    for (key, .., value) in snapshots.snapshot().into_vec() {
-        *totals.entry(key.key().name().to_owned()).or_default() += match value {
-            DebugValue::Counter(count) => count as f64,
-            DebugValue::Gauge(level) => level.into_inner(),
-            DebugValue::Histogram(_) => f64::NAN,
-        };
+#[test]
+fn connections_over_tcp_count_until_their_stream_is_dropped() {
+    let meters = Meters::default();
+    meters.within(|| {
+        Runtime::Idle.run(async {
+            let mut listener = listen(config().policy(Policy::TcpOnly)).await;
+            let port = listener.local_addr().port();
+            let dialer = Dialer::new(config());
+            let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
+            let declined = (client.unwrap(), server.unwrap());
+            let mut stock = TcpStream::connect(listener.local_addr()).await.unwrap();
+            stock.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+            let served = listener.next().await.unwrap();
+            assert_eq!((open(&meters, "tcp"), open(&meters, "rdma")), ([1.0, 2.0], [0.0; 2]));
+            drop(served);
+            assert_eq!(open(&meters, "tcp"), [1.0; 2]);
+            drop(declined);
+            assert_eq!(open(&meters, "tcp"), [0.0; 2]);
+        });
+    });
+    for (side, reason) in [("client", "policy"), ("server", "policy"), ("server", "stock_client")] {
+        let tcp = [("side", side), ("verdict", "tcp"), ("reason", reason)];
+        assert_eq!(meters.sum(NEGOTIATIONS, &tcp), 1.0, "{side} {reason}");
     }
+    assert_eq!(meters.sum(NEGOTIATIONS, &[]), 3.0);
 }
+
+/// A peer that is killed has left; one that is stopped is silent.
+#[test]
+fn lost_peers_count_by_the_reason() {
+    let meters = Meters::default();
+    meters.within(|| {
+        Runtime::Idle.run(async {
+            let (mut killed, stopped) = (Child::start(&[], "echo"), Child::start(&[], "echo"));
+            let pings =
+                config().ping_interval(Duration::from_millis(200)).ping_timeout(Duration::from_secs(2));
+            let dial = async |peer: &Child| {
+                Dialer::new(pings.clone()).dial("127.0.0.1", peer.word.parse().unwrap()).await.unwrap()
+            };
+            let (mut left, mut silent) = (dial(&killed).await, dial(&stopped).await);
+            let of = |reason| meters.sum(LOST, &[("reason", reason)]);
+            killed.process.kill().unwrap();
+            left.read(&mut [0]).await.unwrap_err();
+            until(|| (of("left"), of("silent")) == (1.0, 0.0)).await;
+            let process = rustix::process::Pid::from_child(&stopped.process);
+            rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+            silent.read(&mut [0]).await.unwrap_err();
+            until(|| (of("left"), of("silent")) == (1.0, 1.0)).await;
+        });
+    });
+}
+
+/// Gauges of the process, and those of no connection.
+#[test]
+fn the_process_is_described() {
+    let meters = Meters::default();
+    meters.within(tonic_rdma::describe_metrics);
+    let build =
+        [("version", env!("CARGO_PKG_VERSION")), ("hello", "3-4"), ("soft", "5"), ("ibverbs", IBVERBS)];
+    assert_eq!(meters.sum("tonic_rdma_build_info", &build), 1.0);
+    let files: Vec<_> = (0..40).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+    meters.within(tonic_rdma::describe_metrics);
+    let open = meters.sum("tonic_rdma_descriptors", &[]);
+    let listed = std::fs::read_dir("/proc/self/fd").unwrap().count() as f64;
+    // Other tests of this process open and close some meanwhile.
+    assert!(open > files.len() as f64 && (listed - open).abs() < 400.0, "{open} of {listed}");
+    assert!(meters.sum("tonic_rdma_descriptors_limit", &[]) >= open);
+    assert_eq!(meters.sum(LOST, &[]), 0.0);
+    assert!(meters.has(LOST) && meters.has(NEGOTIATIONS), "with their first values");
+}
+
+const IBVERBS: &str = if cfg!(feature = "ibverbs") { "yes" } else { "no" };
 
 #[test]
 fn the_log_has_the_transport_and_the_reason() {

@@ -162,7 +162,9 @@ fn run(own: u64) -> String {
     let there = RemoteSegment { address: words[1].parse().unwrap(), rkey: Rkey(words[2].parse().unwrap()) };
     match side.pair.to_rtr(&address, &side.settings) {
         Ok(()) => {}
-        Err(error) if error.kind() == VerbsErrorKind::Unreachable => return error.to_string(),
+        Err(error) if matches!(error.kind(), VerbsErrorKind::Unreachable | VerbsErrorKind::NotAdmitted) => {
+            return error.to_string();
+        }
         Err(error) => panic!("{error}"),
     }
     side.pair.to_rts(&side.settings).unwrap();

@@ -1,8 +1,10 @@
-//! Compares the book's page of metrics with the metrics that the code records: names, kinds, units and
-//! labels.
+//! Compares the book's page of metrics with the metrics that the code records, names, kinds, units and labels,
+//! and with those that it describes to a recorder.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use tonic_rdma_checks::pages;
 
 use crate::model::{macro_calls, string};
@@ -19,6 +21,92 @@ fn the_page_has_every_metric_of_the_code_and_no_other() {
         let (code, page) = (recorded.get(name), page.get(name));
         assert_eq!(code, page, "{name}: the code has the left one, docs/book/src/metrics.md the right one");
     }
+}
+
+/// The metrics that were described, each with its kind, its unit and its text.
+#[derive(Default)]
+struct Described(Mutex<BTreeMap<String, (&'static str, Option<Unit>, String)>>);
+
+impl Described {
+    fn add(&self, name: &KeyName, kind: &'static str, unit: Option<Unit>, text: &str) {
+        let before = self.0.lock().unwrap().insert(name.as_str().to_owned(), (kind, unit, text.to_owned()));
+        assert_eq!(before, None, "{} is described twice", name.as_str());
+    }
+}
+
+impl Recorder for Described {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.add(&name, "counter", unit, &text);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.add(&name, "gauge", unit, &text);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.add(&name, "histogram", unit, &text);
+    }
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// What the exporter's output has as HELP.
+#[test]
+fn every_metric_of_the_page_is_described() {
+    let described = Described::default();
+    metrics::with_local_recorder(&described, tonic_rdma::describe_metrics);
+    let mut described = described.0.into_inner().unwrap();
+    // The command describes its own.
+    for (kind, unit, name, text) in pages::sources().iter().flat_map(|(_, text)| described_in(text)) {
+        assert_eq!(described.insert(name.clone(), (kind, unit, text)), None, "{name} is described twice");
+    }
+    for (name, (kind, unit, text)) in &described {
+        let expected = match &**name {
+            name if name.contains("_bytes") => Unit::Bytes,
+            name if name.ends_with("_seconds") => Unit::Seconds,
+            _ => Unit::Count,
+        };
+        assert_eq!(unit.unwrap_or(Unit::Count), expected, "{name}");
+        assert!(text.len() > 20 && !text.ends_with('.'), "{name}, a {kind}: {text:?}");
+        assert!(text.trim() == text && !text.contains('\n'), "{name}: {text:?}");
+    }
+    let page = on_the_page();
+    let names = |metrics: Vec<&String>| metrics.into_iter().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(names(described.keys().collect()), names(page.keys().collect()), "described, and on the page");
+    for (name, (kind, ..)) in &described {
+        assert!(page[name].contains(*kind), "{name} is described as a {kind}");
+    }
+}
+
+/// Reads the calls of the macros `describe_…!` with constants as names.
+fn described_in(source: &str) -> Vec<(&'static str, Option<Unit>, String, String)> {
+    let constants: BTreeMap<&str, &str> = source.split("const ").skip(1).filter_map(constant).collect();
+    let mut found = Vec::new();
+    for (kind, arguments) in macro_calls(source) {
+        let Some(kind) = kind.strip_prefix("describe_") else { continue };
+        let kind = ["counter", "gauge", "histogram"].into_iter().find(|known| *known == kind).unwrap();
+        let first = arguments.first().map(ToString::to_string).unwrap_or_default();
+        let Some(name) = constants.get(&*first) else { continue };
+        let words: String = arguments.iter().map(ToString::to_string).collect();
+        let unit = match () {
+            () if words.contains("Unit::Bytes") => Some(Unit::Bytes),
+            () if words.contains("Unit::Seconds") => Some(Unit::Seconds),
+            () => None,
+        };
+        let text = arguments.iter().filter_map(string).next_back().unwrap_or_default();
+        found.push((kind, unit, name.trim_matches('"').to_owned(), text));
+    }
+    found
 }
 
 #[test]

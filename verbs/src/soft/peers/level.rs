@@ -238,7 +238,7 @@ impl Policy {
         }
         let (theirs, ours) = (peer.user, rustix::process::geteuid().as_raw());
         let advice = "they share no memory unless both ends set RDMA_SOFT_PEERS=any";
-        Err(VerbsError::unreachable(if theirs == ours {
+        Err(VerbsError::not_admitted(if theirs == ours {
             format!(
                 "the peer's process belongs to a user that this user namespace does not know, as which it shows user {theirs}: {advice}"
             )

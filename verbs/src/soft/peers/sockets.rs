@@ -162,7 +162,7 @@ impl Sockets {
                 }
                 Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(self.unseen(device)),
                 Err(Errno::ACCESS) => {
-                    return Err(VerbsError::unreachable(
+                    return Err(VerbsError::not_admitted(
                         "the peer's soft device lets in only its own user (its RDMA_SOFT_PEERS is not any), and this process \
                          runs as another one: set RDMA_SOFT_PEERS=any at both ends",
                     ));

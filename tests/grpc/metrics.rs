@@ -1,0 +1,166 @@
+//! Metrics of native calls: connections by transport, histograms, landing content.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request};
+use tonic_rdma::{Config, RdmaChannel, RdmaIncoming, RdmaServer};
+use tonic_rdma_proto::greeter::HelloRequest;
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
+
+use support::{Meters, Runtime, ScriptedGreeter, say, until};
+
+const CONNECTIONS: &str = "tonic_rdma_connections";
+const CALLS: &str = "tonic_rdma_call_seconds";
+const QUEUE: &str = "tonic_rdma_queue_seconds";
+const SIDES: [&str; 2] = ["client", "server"];
+
+async fn start(config: &Config, greeter: &ScriptedGreeter) -> (RdmaChannel, JoinHandle<()>) {
+    let incoming = RdmaIncoming::builder().config(config.clone()).bind("127.0.0.1:0").await.unwrap();
+    let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr())).unwrap();
+    let server = RdmaServer::new().add_service(GreeterServer::new(greeter.clone()));
+    let served = tokio::spawn(async { server.serve_with_incoming(incoming).await.unwrap() });
+    let channel = RdmaChannel::builder(endpoint).config(config.clone()).connect().await.unwrap();
+    assert!(channel.last_connection().unwrap().is_native());
+    (channel, served)
+}
+
+/// The paths of native calls, each with its label.
+const PATHS: [(bool, &str); 2] = [(false, "rdma"), (true, "in_process")];
+
+#[test]
+fn native_connections_count_by_what_carries_their_calls() {
+    for (in_process, transport) in PATHS {
+        let meters = Meters::default();
+        meters.within(|| {
+            Runtime::Idle.run(async {
+                let config = support::config().in_process(in_process);
+                let (channel, server) = start(&config, &ScriptedGreeter::new()).await;
+                let open = |side| {
+                    let labels = [("side", side), ("transport", transport), ("kind", "native")];
+                    (meters.sum(CONNECTIONS, &labels), meters.sum(CONNECTIONS, &[("side", side)]))
+                };
+                assert_eq!(SIDES.map(open), [(1.0, 1.0); 2], "{transport}");
+                drop(channel);
+                until(|| SIDES.map(open) == [(0.0, 0.0); 2]).await;
+                server.abort();
+            });
+        });
+    }
+}
+
+#[test]
+fn each_call_is_in_the_histograms_with_its_status() {
+    const OK: usize = 7;
+    for (in_process, transport) in PATHS {
+        let meters = Meters::default();
+        meters.within(|| {
+            Runtime::Idle.run(async {
+                let config = support::config().in_process(in_process).histograms(true);
+                let greeter = ScriptedGreeter::new();
+                let (channel, server) = start(&config, &greeter).await;
+                let mut client = GreeterClient::new(channel.clone());
+                for _ in 0..OK {
+                    say(&mut client, "hello").await.unwrap();
+                }
+                // A status in headers alone.
+                let unknown = tonic_health::pb::health_client::HealthClient::new(channel.clone())
+                    .check(tonic_health::pb::HealthCheckRequest::default())
+                    .await;
+                assert_eq!(unknown.unwrap_err().code(), Code::Unimplemented);
+                // The client ends the one call, and drops the other.
+                let mut late = Request::new(HelloRequest { name: "hold".into() });
+                late.set_timeout(Duration::from_millis(50));
+                assert_eq!(client.say_hello(late).await.unwrap_err().code(), Code::DeadlineExceeded);
+                until(|| greeter.held() == 0).await;
+                let held = tokio::spawn({
+                    let mut client = client.clone();
+                    async move { say(&mut client, "hold").await }
+                });
+                until(|| greeter.held() == 1).await;
+                held.abort();
+                until(|| greeter.held() == 0).await;
+                let count = |side, code| {
+                    let labels = [("side", side), ("code", code), ("transport", transport)];
+                    meters.values(CALLS, &labels).len()
+                };
+                let all = |side| meters.values(CALLS, &[("side", side)]).len();
+                until(|| SIDES.map(all) == [OK + 3; 2]).await;
+                for side in SIDES {
+                    assert_eq!(
+                        (count(side, "OK"), count(side, "UNIMPLEMENTED")),
+                        (OK, 1),
+                        "{side} {transport}"
+                    );
+                    assert_eq!(
+                        count(side, "DEADLINE_EXCEEDED") + count(side, "CANCELLED"),
+                        2,
+                        "{side} {transport}"
+                    );
+                    assert_eq!(meters.values(QUEUE, &[("side", side)]).len(), OK + 3, "{side} {transport}");
+                }
+                assert_eq!((count("client", "DEADLINE_EXCEEDED"), count("client", "CANCELLED")), (1, 1));
+                let slowest = meters.values(CALLS, &[("code", "DEADLINE_EXCEEDED"), ("side", "client")]);
+                assert!((0.05..100.0).contains(&slowest[0]), "{slowest:?}");
+                server.abort();
+            });
+        });
+    }
+}
+
+/// A server that lets in one call at a time: the second one waits at the client.
+#[test]
+fn a_call_that_waits_is_in_the_histogram_of_queues() {
+    const WAIT: Duration = Duration::from_millis(100);
+    for (in_process, waits_at) in [(false, "client"), (true, "server")] {
+        let meters = Meters::default();
+        meters.within(|| {
+            Runtime::Idle.run(async {
+                let config = support::config().in_process(in_process).histograms(true);
+                let incoming =
+                    RdmaIncoming::builder().config(config.clone()).bind("127.0.0.1:0").await.unwrap();
+                let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr())).unwrap();
+                let greeter = ScriptedGreeter::new();
+                let limits = tonic_rdma::CallConfig::default().max_concurrent_streams(1);
+                let server = RdmaServer::new().calls(limits).add_service(GreeterServer::new(greeter.clone()));
+                let server = tokio::spawn(server.serve_with_incoming(incoming));
+                let channel = RdmaChannel::builder(endpoint).config(config).connect().await.unwrap();
+                let held = tokio::spawn({
+                    let mut client = GreeterClient::new(channel.clone());
+                    async move { say(&mut client, "hold").await.unwrap() }
+                });
+                until(|| greeter.held() == 1).await;
+                let waits = tokio::spawn({
+                    let mut client = GreeterClient::new(channel.clone());
+                    async move { say(&mut client, "second").await.unwrap() }
+                });
+                tokio::time::sleep(WAIT).await;
+                greeter.release(1);
+                assert_eq!((held.await.unwrap(), waits.await.unwrap()), ("held".into(), "second".into()));
+                let long = |side: &str| {
+                    let waited = meters.values(QUEUE, &[("side", side)]);
+                    waited.iter().filter(|waited| **waited >= WAIT.as_secs_f64() / 2.0).count()
+                };
+                until(|| meters.values(QUEUE, &[("side", "server")]).len() == 2).await;
+                assert_eq!(SIDES.map(|side| long(side) == 1), SIDES.map(|side| side == waits_at));
+                server.abort();
+            });
+        });
+    }
+}
+
+#[test]
+fn without_a_wish_calls_are_not_timed() {
+    let meters = Meters::default();
+    meters.within(|| {
+        Runtime::Idle.run(async {
+            let (channel, server) = start(&support::config(), &ScriptedGreeter::new()).await;
+            say(&mut GreeterClient::new(channel), "hello").await.unwrap();
+            server.abort();
+        });
+    });
+    assert!(!meters.has(CALLS) && !meters.has(QUEUE));
+    assert!(meters.has(CONNECTIONS));
+}
