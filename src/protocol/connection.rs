@@ -433,11 +433,14 @@ pub(super) struct Liveness {
     last_received: Instant,
     /// True if a ping is to be sent.
     pub(super) ping_due: bool,
-    /// The time by which the peer must have answered the ping.
-    answer_by: Option<Instant>,
-    /// The time of the next check before `answer_by`. An answer that arrives wakes no task, so this check
-    /// finds the answer.
+    /// How long the answer to a ping has been missing, as far as that counts; `None` if none is due.
+    missing: Option<Duration>,
+    /// The times of the last check and of the next one, while an answer is due. An answer that arrives wakes no
+    /// task, so a check finds it.
+    last_check: Instant,
     next_check: Instant,
+    /// The number of checks that came late since the ping.
+    late_checks: u32,
     /// The number of pings sent, which is the nonce of the last one.
     pub(super) pings: u64,
     /// The nonce of the newest ping that was answered.
@@ -447,14 +450,22 @@ pub(super) struct Liveness {
 }
 
 impl Liveness {
+    /// A check is late after this part of the time for an answer: then this process did not run, and may not
+    /// have taken an answer that is there. Its peer may have been stopped with it.
+    const LATE: u32 = 10;
+    /// The most late checks after which the time before them does not count.
+    const MOST_LATE: u32 = 3;
+
     pub(super) fn new(interval: Option<Duration>, timeout: Duration, now: Instant) -> Self {
         Self {
             interval,
             timeout,
             last_received: now,
             ping_due: false,
-            answer_by: None,
+            missing: None,
+            last_check: now,
             next_check: now,
+            late_checks: 0,
             pings: 0,
             answered: 0,
             pong_due: None,
@@ -464,7 +475,7 @@ impl Liveness {
     /// Notes that a message arrived. Any message is a sign of life.
     pub(super) fn received(&mut self, now: Instant) {
         self.last_received = now;
-        self.answer_by = None;
+        self.missing = None;
         self.ping_due = false;
     }
 
@@ -477,24 +488,36 @@ impl Liveness {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         let interval = self.interval?;
-        Some(self.answer_by.map_or(self.last_received + interval, |answer_by| answer_by.min(self.next_check)))
+        Some(self.missing.map_or(self.last_received + interval, |_| self.next_check))
     }
 
     /// Returns true if the peer did not answer in time.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
         let Some(interval) = self.interval else { return false };
-        if let Some(answer_by) = self.answer_by {
-            self.next_check = now + interval;
-            return now >= answer_by;
+        let missing = match self.missing {
+            Some(_) if now < self.next_check => return false,
+            Some(missing) => missing + self.counted(now),
+            None if now < self.last_received + interval => return false,
+            // The time also runs while the ping waits for a credit: a peer that gives no credits is as bad as a
+            // silent one.
+            None => {
+                (self.ping_due, self.late_checks) = (true, 0);
+                Duration::ZERO
+            }
+        };
+        let left = self.timeout.saturating_sub(missing);
+        self.missing = Some(missing);
+        (self.last_check, self.next_check) = (now, now + left.min(interval).min(self.timeout / 2));
+        left.is_zero()
+    }
+
+    /// Returns how much of the time since the last check counts.
+    fn counted(&mut self, now: Instant) -> Duration {
+        let is_late = now - self.next_check > self.timeout / Self::LATE;
+        if is_late && self.late_checks < Self::MOST_LATE {
+            self.late_checks += 1;
+            return Duration::ZERO;
         }
-        if now < self.last_received + interval {
-            return false;
-        }
-        self.next_check = now + interval;
-        // The time also runs while the ping waits for a credit: a peer that gives no credits is as bad as a
-        // silent one.
-        self.ping_due = true;
-        self.answer_by = Some(now + self.timeout);
-        false
+        now - self.last_check
     }
 }

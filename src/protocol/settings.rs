@@ -39,7 +39,7 @@ impl Default for Settings {
             max_reads: 16,
             max_chunk: 16 << 20,
             ping_interval: None,
-            ping_timeout: Duration::from_secs(30),
+            ping_timeout: Duration::from_secs(10),
         }
     }
 }

@@ -17,6 +17,7 @@ mod death;
 mod leaks;
 mod shortage;
 mod sizing;
+mod starved;
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
@@ -50,6 +51,8 @@ mod child {
                 Some(("silent", sources)) => super::crowd::play_silent(sources.parse().unwrap()),
                 Some(("another-user", port)) => super::crowd::play_another_user(port.parse().unwrap()),
                 Some(("no-answer", kind)) => super::crowd::play_no_answer(kind),
+                Some(("idle", port)) => super::starved::play_idle(port.parse().unwrap()),
+                Some(("poor", port)) => super::shortage::play_poor(port.parse().unwrap()),
                 Some(("stop-half-way", port)) => super::crowd::play_stop_half_way(port.parse().unwrap()),
                 _ => support::play(role),
             },

@@ -1,12 +1,13 @@
 //! A receiver waits when no registered memory is left for its READs, and goes on when another connection
-//! gives memory back.
+//! gives memory back. A client without memory for a connection says so to its server.
 
 use std::time::Duration;
 
-use support::{Child, Content, Runtime, announce, config, pair};
+use support::{Child, Content, Runtime, announce, config, listen, pair};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
-use tonic_rdma::EagerThreshold;
+use tokio_stream::StreamExt as _;
+use tonic_rdma::{Dialer, EagerThreshold, Policy, ReasonCode, Verdict};
 
 const SLOTS: u32 = 96;
 const SLOT: u32 = 17 << 10;
@@ -46,4 +47,29 @@ pub(crate) fn play() {
         content.check(&buffer);
     });
     announce("read");
+}
+
+/// The server's log would send its reader after a device that the client has.
+#[test]
+fn a_server_learns_that_its_client_has_no_memory_left() {
+    super::alone(Runtime::Idle, async {
+        let mut listener = listen(config().policy(Policy::Prefer)).await;
+        let role = format!("poor {}", listener.local_addr().port());
+        let client = tokio::task::spawn_blocking(move || Child::start(&[], &role));
+        let stream = listener.next().await.unwrap();
+        let info = stream.info();
+        assert_eq!((info.verdict(), info.reason_code()), (Verdict::Tcp, Some(ReasonCode::MemoryBudget)));
+        assert!(info.reason().contains("the client has no memory for RDMA left"), "{}", info.reason());
+        client.await.unwrap().ends();
+    });
+}
+
+/// Plays the role `poor`: connects to the port with less memory than a connection needs.
+pub(crate) fn play_poor(port: u16) {
+    Runtime::Idle.run(async move {
+        let config = config().policy(Policy::Prefer).pinned_limit(1 << 20);
+        let stream = Dialer::new(config).dial("127.0.0.1", port).await.unwrap();
+        assert!(stream.info().reason().contains("pinned memory"), "{}", stream.info().reason());
+        announce("connected");
+    });
 }

@@ -81,6 +81,8 @@ pub(super) struct PairEnd {
     /// expires, not when a message arrives.
     timer: Option<Instant>,
     last_received: Instant,
+    /// The time since then in which this process did not run.
+    stood_still: Duration,
     /// True if this side aborted, or received an abort.
     gave_up: bool,
     /// True if this side aborted because the peer did not answer a ping.
@@ -136,6 +138,17 @@ impl ConnectionPair {
         }
         self.now = until;
         self.ends.iter().for_each(|end| end.check_silence(until));
+    }
+
+    /// Lets both processes stand still for this time. Timers go off when they run again.
+    pub(super) fn stand_still(&mut self, time: Duration) {
+        self.now += time;
+        for end in self.ends.iter_mut().filter(|end| end.gone.is_none()) {
+            end.stood_still += time;
+            if end.timer.is_some_and(|due| due <= self.now) {
+                end.timer_goes_off(self.now);
+            }
+        }
     }
 
     /// Aborts the connection at one side.
@@ -247,7 +260,7 @@ impl ConnectionPair {
         let length = message.0.len();
         let body = if header.kind == MessageKind::Eager { &[][..] } else { &message.0[Header::LENGTH..] };
         let outcome = end.connection.handle_receive(slot, &header, body, length, self.now);
-        end.last_received = self.now;
+        (end.last_received, end.stood_still) = (self.now, Duration::ZERO);
         match header.kind {
             MessageKind::Eager => end.unread.push_back((length - Header::LENGTH, None)),
             MessageKind::Rts => end.expect_chunks(body),
@@ -423,6 +436,7 @@ impl PairEnd {
             chunks_seen: 0,
             gone: None,
             last_received: now,
+            stood_still: Duration::ZERO,
             gave_up: false,
             timed_out: false,
         }
@@ -457,7 +471,7 @@ impl PairEnd {
         if let Some(interval) = self.settings.ping_interval
             && waits
         {
-            let silence = now - self.last_received;
+            let silence = now - self.last_received - self.stood_still;
             assert!(silence < self.answer_timeout() + interval, "end {} waits for {silence:?}", self.index);
         }
     }

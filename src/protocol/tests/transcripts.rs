@@ -148,24 +148,26 @@ fn an_abort_is_sent_once_and_ends_both_directions() {
     assert_eq!(pair.write_eager(0, 1) + pair.write_eager(1, 1), 0);
 }
 
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The times of a default configuration.
 fn pinging() -> Settings {
-    let (interval, timeout) = (Duration::from_secs(10), Duration::from_secs(30));
-    Settings { ping_interval: Some(interval), ping_timeout: timeout, ..small() }
+    Settings { ping_interval: Some(5 * SECOND), ping_timeout: 10 * SECOND, ..small() }
 }
 
 #[test]
 fn a_silent_peer_is_pinged_and_answers() {
     let mut pair = ConnectionPair::new([pinging(), small()]);
-    assert_eq!(pair.ends[0].connection.poll_timeout(), Some(pair.now + Duration::from_secs(10)));
-    pair.pass(Duration::from_secs(9));
+    assert_eq!(pair.ends[0].connection.poll_timeout(), Some(pair.now + 5 * SECOND));
+    pair.pass(4 * SECOND);
     pair.settle(true);
     transcript(&pair, &[]);
-    pair.pass(Duration::from_secs(1));
+    pair.pass(SECOND);
     pair.settle(true);
     transcript(&pair, &[(0, Ping), (1, Pong)]);
-    pair.pass(Duration::from_secs(9));
+    pair.pass(4 * SECOND);
     pair.settle(true);
-    assert_eq!(pair.log.len(), 2, "an answer is good for another ten seconds");
+    assert_eq!(pair.log.len(), 2, "an answer is good for another five seconds");
 }
 
 #[test]
@@ -182,27 +184,101 @@ fn a_ping_on_demand_is_answered() {
 #[test]
 fn a_peer_that_does_not_answer_is_given_up() {
     let mut pair = ConnectionPair::new([pinging(), small()]);
-    pair.pass(Duration::from_secs(10));
+    pair.pass(5 * SECOND);
     pair.serve(0);
     transcript(&pair, &[(0, Ping)]);
-    pair.pass(Duration::from_secs(29));
+    pair.pass(9 * SECOND);
     pair.serve(0);
     assert_eq!(pair.ends[0].events, [Event::Idle]);
-    pair.pass(Duration::from_secs(1));
+    pair.pass(SECOND);
     pair.serve(0);
     assert_eq!(pair.ends[0].events, [Event::Idle, Event::PingTimeout]);
     assert_eq!(pair.ends[0].connection.poll_timeout(), None);
+}
+
+/// Whenever the last message came, and whether or not pings were answered before.
+#[test]
+fn a_hang_is_found_15_seconds_after_the_last_message() {
+    for tenths in 0..120 {
+        let mut pair = ConnectionPair::new([pinging(), small()]);
+        for _ in 0..tenths {
+            pair.pass(SECOND / 10);
+            pair.settle(true);
+        }
+        pair.write_eager(1, 10);
+        pair.settle(true);
+        pair.hang(1);
+        for _ in 0..149 {
+            pair.pass(SECOND / 10);
+            pair.serve(0);
+        }
+        assert!(!pair.ends[0].timed_out, "after {tenths} tenths");
+        pair.pass(SECOND / 10);
+        assert!(pair.ends[0].timed_out, "after {tenths} tenths");
+    }
+}
+
+#[test]
+fn a_peer_that_runs_rarely_is_not_given_up() {
+    let mut pair = ConnectionPair::new([pinging(), pinging()]);
+    for _ in 0..20 {
+        // Each answers 9.9 s after the other's ping.
+        pair.pass(5 * SECOND);
+        pair.serve(0);
+        pair.serve(1);
+        pair.pass(9 * SECOND + 9 * SECOND / 10);
+        pair.settle(true);
+        assert!(pair.ends.iter().all(|end| !end.timed_out));
+    }
+}
+
+/// The time in which this process stood still is not the peer's silence: the answer may be there already, or
+/// the peer stood still, too.
+#[test]
+fn a_process_that_stood_still_gives_its_peer_time_to_answer() {
+    for before in [0, 1, 4, 5, 6] {
+        for still in [11 * SECOND, 60 * SECOND, 8 * 3600 * SECOND] {
+            let mut pair = ConnectionPair::new([pinging(), pinging()]);
+            pair.pass(5 * SECOND);
+            pair.serve(0);
+            pair.serve(1);
+            pair.pass(before * SECOND);
+            pair.stand_still(still);
+            pair.serve(0);
+            // The peer needs another 3 s.
+            pair.pass(3 * SECOND);
+            pair.settle(true);
+            assert!(pair.ends.iter().all(|end| !end.timed_out), "{before} s before {still:?}");
+            pair.pass(5 * SECOND);
+            pair.settle(true);
+            assert!(pair.ends.iter().all(|end| !end.timed_out));
+        }
+    }
+}
+
+/// However often this process stands still, a peer that hangs is given up.
+#[test]
+fn a_hang_is_found_by_a_process_that_stands_still_often() {
+    let mut pair = ConnectionPair::new([pinging(), small()]);
+    pair.hang(1);
+    let checks = (0..100).find(|_| {
+        pair.stand_still(7 * SECOND);
+        pair.serve(0);
+        pair.ends[0].timed_out
+    });
+    // A ping, three late checks, and two that count.
+    assert_eq!(checks, Some(5));
 }
 
 #[test]
 fn a_ping_that_was_answered_is_followed_by_another() {
     let mut pair = ConnectionPair::new([pinging(), small()]);
     for _ in 0..3 {
-        pair.pass(Duration::from_secs(10));
+        pair.pass(5 * SECOND);
         pair.serve(0);
         // The driver sets its timer now, because no event reports the answer.
         let due = pair.ends[0].connection.poll_timeout().unwrap();
-        assert!(due <= pair.now + Duration::from_secs(10), "{:?} from now", due - pair.now);
+        assert!(due <= pair.now + 5 * SECOND, "{:?} from now", due - pair.now);
         pair.settle(true);
     }
     transcript(&pair, &[(0, Ping), (1, Pong), (0, Ping), (1, Pong), (0, Ping), (1, Pong)]);
@@ -211,12 +287,12 @@ fn a_ping_that_was_answered_is_followed_by_another() {
 #[test]
 fn any_message_is_a_sign_of_life() {
     let mut pair = ConnectionPair::new([pinging(), small()]);
-    pair.pass(Duration::from_secs(10));
+    pair.pass(5 * SECOND);
     pair.serve(0);
     pair.write_eager(1, 10);
     pair.arrive(0);
-    pair.pass(Duration::from_secs(5));
-    pair.pass(Duration::from_secs(4));
+    pair.pass(2 * SECOND);
+    pair.pass(2 * SECOND);
     pair.serve(0);
     transcript(&pair, &[(0, Ping), (1, Eager)]);
     assert_eq!(pair.ends[0].events, [Event::Idle]);
