@@ -30,7 +30,8 @@ pub struct CallConfig {
     pub(crate) max_concurrent_streams: u32,
     pub(crate) max_header_list_size: usize,
     pub(crate) stream_window: usize,
-    pub(crate) landing_budget: u64,
+    /// `None`: that of the connection's configuration.
+    pub(crate) connection_limit: Option<u64>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) max_connection_age: Option<Duration>,
     pub(crate) max_connection_age_grace: Option<Duration>,
@@ -46,7 +47,7 @@ impl Default for CallConfig {
             max_concurrent_streams: 1 << 16,
             max_header_list_size: 16 << 10,
             stream_window: 1 << 20,
-            landing_budget: 256 << 20,
+            connection_limit: None,
             timeout: None,
             max_connection_age: None,
             max_connection_age_grace: None,
@@ -61,7 +62,7 @@ impl Default for CallConfig {
 impl CallConfig {
     /// Sets the most calls that the peer may have open on one connection, 1 to 1 048 576. Default: 65 536. A
     /// client waits with further calls until one has ended, and so it does if their headers have used up their
-    /// share of the [`landing_budget`](Self::landing_budget).
+    /// share of the [`connection_limit`](Self::connection_limit).
     pub fn max_concurrent_streams(mut self, streams: u32) -> Self {
         self.max_concurrent_streams = streams;
         self
@@ -72,7 +73,7 @@ impl CallConfig {
     /// bytes each pair (RFC 9113, 6.5.2).
     ///
     /// The headers of one connection's calls together have a bound as well, a quarter of the
-    /// [`landing_budget`](Self::landing_budget), with 1024 bytes for each call and 96 for each pair. Further
+    /// [`connection_limit`](Self::connection_limit), with 1024 bytes for each call and 96 for each pair. Further
     /// calls wait at the client.
     pub fn max_header_list_size(mut self, bytes: usize) -> Self {
         self.max_header_list_size = bytes;
@@ -81,7 +82,7 @@ impl CallConfig {
 
     /// Sets the bytes of one call that the peer may send ahead of the reader, 65 536 to 1 073 741 824.
     /// Default: 1 MiB. A slow reader stops its own call only. A call has at most a sixteenth of the
-    /// [`landing_budget`](Self::landing_budget).
+    /// [`connection_limit`](Self::connection_limit).
     pub fn stream_window(mut self, bytes: usize) -> Self {
         self.stream_window = bytes;
         self
@@ -89,8 +90,9 @@ impl CallConfig {
 
     /// Sets the most bytes of messages that land in registered memory at this side on one connection
     /// ([`GatherBoth`](crate::gather::GatherBoth)), until the application takes them, and the most bytes of
-    /// registered memory that it may then keep; 1 MiB to 1 PiB. Default: 256 MiB. Further messages wait at the
-    /// peer. A message for which there is no room in one segment lands in parts, which tonic copies. An
+    /// registered memory that it may then keep; 1 MiB to 1 PiB. Default: that of
+    /// [`Config::connection_limit`](crate::Config::connection_limit), which a variable sets. Further messages wait
+    /// at the peer. A message for which there is no room in one segment lands in parts, which tonic copies. An
     /// application that keeps more gets copies in ordinary memory (`landed_moved_bytes` of
     /// [`CounterSnapshot`](crate::CounterSnapshot)).
     ///
@@ -99,8 +101,8 @@ impl CallConfig {
     /// the peer, a half. Beyond these bounds the peer waits, or the sender does. So a connection holds at most
     /// twice this number of bytes, and some MiB. Calls within a process have another bound: each holds at most a
     /// window and a message in each direction.
-    pub fn landing_budget(mut self, bytes: u64) -> Self {
-        self.landing_budget = bytes;
+    pub fn connection_limit(mut self, bytes: u64) -> Self {
+        self.connection_limit = Some(bytes);
         self
     }
 
@@ -177,7 +179,9 @@ impl CallConfig {
         number("CallConfig::max_concurrent_streams", u64::from(self.max_concurrent_streams), 1, 1 << 20)?;
         number("CallConfig::max_header_list_size", self.max_header_list_size as u64, 1 << 10, 1 << 20)?;
         number("CallConfig::stream_window", self.stream_window as u64, 64 << 10, 1 << 30)?;
-        number("CallConfig::landing_budget", self.landing_budget, 1 << 20, 1 << 50)?;
+        if let Some(limit) = self.connection_limit {
+            number("CallConfig::connection_limit", limit, 1 << 20, 1 << 50)?;
+        }
         let times = [
             ("CallConfig::timeout", self.timeout),
             ("CallConfig::max_connection_age", self.max_connection_age),

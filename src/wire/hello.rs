@@ -33,6 +33,11 @@ pub const VERSIONS: Versions = Versions { oldest: 3, newest: 4 };
 pub const CONNECTION_WINDOWS: u32 = 4;
 /// The capability of native calls: the connection carries messages of calls instead of a byte stream.
 pub const NATIVE_CALLS: u32 = 1;
+/// In a hello without offers: the client has a device, and no memory for a connection, because its budget is used
+/// up. A server that does not know this says that the client has no device.
+pub const LACKS_MEMORY: u32 = 2;
+/// In a hello without offers: the client has no file descriptors for a device.
+pub const LACKS_DESCRIPTORS: u32 = 4;
 /// The longest body of a message, in bytes.
 pub const MAX_BODY: usize = 4096;
 

@@ -50,7 +50,7 @@ async fn the_default_limit_is_that_of_tonic() {
 async fn a_message_longer_than_the_budget_is_copied() {
     let depot = Depot::new(LIMIT);
     let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
-    let calls = CallConfig::default().landing_budget(1 << 20);
+    let calls = CallConfig::default().connection_limit(1 << 20);
     let channel = connect(address, calls).await;
     let counters = || channel.last_connection().unwrap().counters();
     get(both(&channel, LIMIT), 1, 1_000_000).await.unwrap().check();
@@ -65,7 +65,7 @@ async fn a_reader_that_keeps_everything_gets_copies_and_stops_no_call() {
     const LENGTH: usize = 200_000;
     let depot = Depot::new(LIMIT);
     let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
-    let channel = connect(address, CallConfig::default().landing_budget(4 << 20)).await;
+    let channel = connect(address, CallConfig::default().connection_limit(4 << 20)).await;
     let counters = || channel.last_connection().unwrap().counters();
     let pool = Pool::for_sending(1 << 30);
     let parcels: Vec<_> = (0..100).map(|seed| Parcel::new(seed, LENGTH, &[], Some(&pool))).collect();
@@ -100,7 +100,7 @@ async fn a_reader_that_keeps_everything_gets_copies_and_stops_no_call() {
 async fn what_the_server_keeps_leaves_memory_to_other_requests() {
     const LENGTH: usize = 200_000;
     let depot = Depot::new(LIMIT);
-    let address = serve(&depot, Some(LIMIT), CallConfig::default().landing_budget(1 << 20)).await;
+    let address = serve(&depot, Some(LIMIT), CallConfig::default().connection_limit(1 << 20)).await;
     let channel = connect(address, CallConfig::default()).await;
     let pool = Pool::for_sending(1 << 30);
     let parcels: Vec<_> = (0..2).map(|seed| Parcel::new(seed, LENGTH, &[], Some(&pool))).collect();
@@ -117,7 +117,7 @@ async fn what_the_server_keeps_leaves_memory_to_other_requests() {
 async fn messages_of_dropped_calls_are_given_back() {
     let depot = Depot::new(LIMIT);
     let address = serve(&depot, Some(LIMIT), CallConfig::default()).await;
-    let channel = connect(address, CallConfig::default().landing_budget(2 << 20)).await;
+    let channel = connect(address, CallConfig::default().connection_limit(2 << 20)).await;
     let pool = Pool::for_sending(1 << 30);
     for round in 0..20 {
         let parcels: Vec<_> = (0..10).map(|seed| Parcel::new(seed, 150_000, &[], Some(&pool))).collect();

@@ -26,8 +26,8 @@ use tower::util::{Either, MapErr};
 use crate::measure::process::pinned;
 use crate::measure::settings::Http2;
 
-/// The default of [`CallConfig::landing_budget`].
-const LANDING_BUDGET: u64 = 256 << 20;
+/// The default of [`CallConfig::connection_limit`].
+const CONNECTION_LIMIT: u64 = 256 << 20;
 
 /// The address of processes that only this host reaches.
 pub(crate) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -99,9 +99,9 @@ impl Rdma {
         /// Bytes of a message beside its payload, at most.
         const BESIDE: u64 = 1 << 20;
         // A receiver may keep a message for a check after the trial, while the next one lands.
-        let landing = longest.saturating_add(BESIDE).saturating_mul(2).max(LANDING_BUDGET);
-        let calls = self.calls.landing_budget(landing);
-        let is_usual = connections <= 1 && landing <= LANDING_BUDGET;
+        let landing = longest.saturating_add(BESIDE).saturating_mul(2).max(CONNECTION_LIMIT);
+        let calls = self.calls.connection_limit(landing);
+        let is_usual = connections <= 1 && landing <= CONNECTION_LIMIT;
         let config = match is_usual || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
             true => self.config,
             false => self.config.pinned_limit(pinned(connections, landing)),
@@ -307,8 +307,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_landing_budget_is_the_library_s_default() {
-        assert_eq!(CallConfig::default().landing_budget(LANDING_BUDGET), CallConfig::default());
+    fn the_limit_of_a_connection_is_the_library_s_default() {
+        assert_eq!(Config::default().connection_limit(CONNECTION_LIMIT), Config::default());
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl ListenerBuilder {
 pub(super) fn calls(settings: &ListenerBuilder) -> CallConfig {
     let headers = 4 * u64::from(MAX_CALLS) * 2048;
     let budget = settings.largest_tensor.saturating_mul(2).clamp(headers, 1 << 50);
-    CallConfig::default().landing_budget(budget)
+    CallConfig::default().connection_limit(budget)
 }
 
 /// With whom a part connects, and for what.

@@ -346,7 +346,7 @@ pub(crate) struct Sender<'a> {
     memory: &'a mut MessageMemory,
     fetches: &'a mut Fetches,
     counters: &'a Counters,
-    /// Memory was refused.
+    /// Memory was refused, by the device or by the limit of the process.
     refused: bool,
 }
 
@@ -423,6 +423,10 @@ pub(crate) trait Wire {
         is_awaited: bool,
     ) -> Result<(), ReadRefused>;
 
+    /// Asks to be called again some milliseconds later, because other connections of the process hold so much
+    /// memory.
+    fn ask_again(&mut self);
+
     /// Ends the fetch `id`: no more READs are posted for it. `landed` is called without memory when the READs
     /// in flight are over, maybe at once after `transmit` has returned; until then the peer must keep its
     /// memory. Does nothing if the fetch has landed.
@@ -492,6 +496,10 @@ impl Wire for Sender<'_> {
         let landing = landing.inspect_err(|error| self.refused |= matches!(error, ReadRefused::Later))?;
         self.fetches.add(id, segments, landing);
         Ok(())
+    }
+
+    fn ask_again(&mut self) {
+        self.refused = true;
     }
 
     fn cancel_read(&mut self, id: u64) {

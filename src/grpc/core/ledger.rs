@@ -6,16 +6,22 @@
 //! | headers and trailers that were not taken, calls | [`headers_cost`] | [`headers`](Ledger::headers), a quarter |
 //! | content that lands, or was not taken | its length | the limit |
 //! | what this side queues and offers | its length | a half, beyond which senders wait |
+//! | all of these, of all connections of the process | | [`HeldShare`] |
 //!
 //! The first two have a window each, which the peer keeps within (RFC 9113, 5.2): what the application takes,
 //! and what is dropped, gives the peer credit again. A peer of version 3 knows no such windows. A call of it
 //! that goes beyond the bound ends with RESOURCE_EXHAUSTED.
+//!
+//! Beyond its share of the process's budget a connection waits where it can: content stays at the peer, and
+//! senders wait. A frame that the peer may send, because its windows allow that, ends its call with
+//! RESOURCE_EXHAUSTED.
 
 use std::task::Waker;
 
 use http::HeaderMap;
 
 use super::stream::{OVERHEAD, OutHeaders, Receiving, Stream};
+use crate::endpoint::HeldShare;
 use crate::grpc::frame::{CallViolation, Kind, Limits};
 
 /// The sums over all streams of a connection.
@@ -40,6 +46,17 @@ pub(super) struct Ledger {
     sent: usize,
     /// Senders wait until this side has less to send.
     has_senders: bool,
+    share: HeldShare,
+}
+
+/// Whether content may land.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    Free,
+    /// So much lands already. The reader is woken when something was taken.
+    Full,
+    /// The connections of the process hold so much. Nobody says when they hold less.
+    Crowded,
 }
 
 /// A window of the connection, for both directions.
@@ -95,10 +112,13 @@ impl Ledger {
 
     /// The most that a stream may be sent ahead before the application reads.
     const FIRST_WINDOW: i64 = 64 << 10;
+    /// What this side may have to send, however much the process holds.
+    const LITTLE: usize = 256 << 10;
 
     /// Makes a ledger with this limit in bytes, and streams with windows of at most `window` bytes.
-    /// `has_windows`: the peer knows windows of the connection.
-    pub(super) fn new(limit: u64, window: usize, has_windows: bool) -> Self {
+    /// `has_windows`: the peer knows windows of the connection. `share`: the connection's, of what the process may
+    /// hold.
+    pub(super) fn new(limit: u64, window: usize, has_windows: bool, share: HeldShare) -> Self {
         let size = |bytes: u64| Window::new(bytes.clamp(1, u32::MAX.into()) as i64);
         // A peer without windows does not know when to stop. It has as much as before there were windows.
         let parts = size(if has_windows { limit / 8 } else { limit.saturating_mul(2) });
@@ -115,6 +135,7 @@ impl Ledger {
             readers: Vec::new(),
             sent: 0,
             has_senders: false,
+            share,
         }
     }
 
@@ -143,20 +164,35 @@ impl Ledger {
         self.parts.is_due() || self.headers.is_due()
     }
 
-    /// Adds what a frame of this kind makes this side hold. Returns the cost, or 0 if the peer knows no
-    /// windows and there is no room.
+    /// Adds what a frame of this kind makes this side hold. Returns the cost, or 0 if there is no room: the peer
+    /// knows no windows, or the connections of the process hold too much.
     ///
     /// # Errors
     /// The peer had no credit for the frame.
     pub(super) fn add(&mut self, kind: Kind, cost: i64) -> Result<i64, CallViolation> {
         let has_windows = self.has_windows;
-        let window = self.window_of(kind);
-        let left = window.left();
-        if left > 0 {
-            window.held += cost;
+        let left = self.window_of(kind).left();
+        if left <= 0 {
+            return if has_windows { Err(CallViolation::ConnectionOverdrawn { kind, left }) } else { Ok(0) };
+        }
+        let is_held = self.share.hold(self.held() + cost as u64, false);
+        self.window_of(kind).held += cost;
+        if is_held {
             return Ok(cost);
         }
-        if has_windows { Err(CallViolation::ConnectionOverdrawn { kind, left }) } else { Ok(0) }
+        // The frame is dropped, so the peer has credit for another.
+        self.release(kind, cost);
+        Ok(0)
+    }
+
+    /// Returns all that the connection holds, in bytes.
+    fn held(&self) -> u64 {
+        (self.parts.held + self.headers.held) as u64 + self.landing + self.sent as u64
+    }
+
+    /// Charges the share with what the connection holds now.
+    fn recharge(&mut self) {
+        self.share.hold(self.held(), true);
     }
 
     /// Takes off what a frame of this kind cost, because it was taken or dropped.
@@ -165,6 +201,7 @@ impl Ledger {
         let window = self.window_of(kind);
         window.held -= cost;
         window.returned += if has_windows { cost } else { 0 };
+        self.recharge();
     }
 
     pub(super) fn window_of(&mut self, kind: Kind) -> &mut Window {
@@ -209,29 +246,41 @@ impl Ledger {
     /// Returns whether `length` more bytes may land for a stream, of which `held` bytes land or were not
     /// taken. One stream gets at most as much as it leaves to others, except that a stream that has nothing
     /// gets what is free. Streams that no reader waits for get one half of the limit, so that calls which are
-    /// not read can't take all of it. `waker` is that of the reader, which is woken when something was taken.
-    pub(super) fn land(&mut self, length: u64, held: u64, waker: Option<&Waker>) -> bool {
+    /// not read can't take all of it. `waker` is that of the reader, which is woken when something was taken. If
+    /// nothing of the connection lands, a reader gets a part whatever the process holds.
+    pub(super) fn land(&mut self, length: u64, held: u64, waker: Option<&Waker>) -> Room {
         let free = self.limit.saturating_sub(self.landing);
         let most = if held == 0 { free } else { free.saturating_sub(held) };
         let most = if waker.is_some() { most } else { most.min(free.saturating_sub(self.limit / 2)) };
         if length <= most {
-            self.landing += length;
-            return true;
+            let must = self.landing == 0 && length <= self.longest_part() && waker.is_some();
+            if !self.share.hold(self.held() + length, must) {
+                return Room::Crowded;
+            }
+            self.lands(self.landing + length);
+            return Room::Free;
         }
         if let Some(waker) = waker.filter(|waker| !self.readers.iter().any(|known| known.will_wake(waker))) {
             self.readers.push(waker.clone());
         }
-        false
+        Room::Full
+    }
+
+    /// Notes how many bytes land, or were not taken.
+    fn lands(&mut self, landing: u64) {
+        self.landing = landing;
+        self.share.lands(landing);
+        self.recharge();
     }
 
     /// Notes that `length` bytes do not land, because their read was not started.
     pub(super) fn does_not_land(&mut self, length: u64) {
-        self.landing -= length;
+        self.lands(self.landing - length);
     }
 
     /// Notes that `length` bytes were taken, or are not read any more. Tasks to wake are added to `wakers`.
     pub(super) fn landed(&mut self, length: u64, wakers: &mut Vec<Waker>) {
-        self.landing -= length;
+        self.lands(self.landing - length);
         wakers.append(&mut self.readers);
     }
 
@@ -252,12 +301,25 @@ impl Ledger {
 
     /// Notes that a stream counts `after` instead of `before`.
     pub(super) fn resend(&mut self, before: usize, after: usize) {
-        self.sent = self.sent - before + after;
+        if before != after {
+            self.sent = self.sent - before + after;
+            self.recharge();
+        }
     }
 
     /// Returns whether senders have to wait.
     pub(super) fn has_much_to_send(&self) -> bool {
-        self.sent >= self.most_sent()
+        self.sent >= self.most_sent() || self.is_crowded()
+    }
+
+    /// Returns whether senders have to wait because the connections of the process hold so much.
+    fn is_crowded(&self) -> bool {
+        self.sent > Self::LITTLE && self.share.is_over()
+    }
+
+    /// Returns whether senders wait until other connections of the process hold less.
+    pub(super) fn waits_for_others(&self) -> bool {
+        self.has_senders && self.is_crowded()
     }
 
     /// Returns whether the sender of a stream has to wait: until the peer takes some of the stream, or until
@@ -279,14 +341,16 @@ impl Ledger {
     /// Returns whether senders wait that can go on. They wait until a part of the bound is free, because all of
     /// them are woken at once.
     pub(super) fn wakes_senders(&mut self) -> bool {
-        let wakes = self.has_senders && self.sent < self.most_sent() - self.most_sent() / 16;
+        let wakes =
+            self.has_senders && self.sent < self.most_sent() - self.most_sent() / 16 && !self.is_crowded();
         self.has_senders &= !wakes;
         wakes
     }
 
     /// Takes off what lands and what is sent, because the connection has ended.
     pub(super) fn end(&mut self, wakers: &mut Vec<Waker>) {
-        (self.landing, self.sent) = (0, 0);
+        self.sent = 0;
+        self.lands(0);
         wakers.append(&mut self.readers);
     }
 }
@@ -322,6 +386,15 @@ mod for_tests {
     use super::*;
 
     impl Ledger {
+        /// Takes another share, before anything is held.
+        pub(in crate::grpc::core) fn set_share(&mut self, share: HeldShare) {
+            self.share = share;
+        }
+
+        pub(in crate::grpc::core) fn all_held(&self) -> u64 {
+            self.held()
+        }
+
         /// Returns whether nothing is held for the peer.
         pub(in crate::grpc::core) fn is_empty(&self) -> bool {
             (self.parts.held, self.headers.held, self.landing, self.sent) == (0, 0, 0, 0)

@@ -140,11 +140,13 @@ impl<K> Core<K> {
         self.fail(key, fault);
     }
 
-    /// Ends a call of a peer without windows of the connection, for whose frame there is no memory.
+    /// Ends a call for whose frame there is no memory: of a peer without windows of the connection, or of a
+    /// connection that has its share of what the process may hold.
     fn refuse_without_room(&mut self, key: StreamKey, kind: Kind, length: u64) {
+        let limit = if self.ledger.has_windows { "RDMA_HELD_LIMIT" } else { "RDMA_CONNECTION_LIMIT" };
         let held = self.ledger.window_of(kind).held;
         let reason = format!(
-            "the application has not taken {held} bytes of {kind:?} frames; take them sooner, or raise CallConfig::landing_budget"
+            "the application has not taken {held} bytes of {kind:?} frames; take them sooner, or raise {limit}"
         );
         self.refuse(key, CallFault::NoMemory { length, reason: reason.into() });
     }

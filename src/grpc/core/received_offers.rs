@@ -9,7 +9,7 @@ use slab::Slab;
 
 use super::Core;
 use super::control::Control;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Room};
 use super::stream::{InPart, LandedBytes, NumberMap, OVERHEAD, Part, Queue, Receiving, StreamKey};
 use crate::endpoint::{LandedContent, ReadRefused, ReadSegment, Wire};
 use crate::grpc::fault::CallFault;
@@ -65,7 +65,7 @@ enum NotStarted {
     Enough,
     /// It does not land now, because so much lands already. The reader asks again when it is woken.
     Full,
-    /// The device has no memory for so many bytes now.
+    /// There is no memory for so many bytes now.
     Later(u64),
     /// The content can't be read, for this reason.
     Refused(CallFault),
@@ -188,8 +188,13 @@ impl ReceivedOffers {
         if length >= refused {
             return Err(NotStarted::Later(length));
         }
-        if !ledger.land(length, receiving.landing, receiving.waker.as_ref()) {
-            return Err(NotStarted::Full);
+        match ledger.land(length, receiving.landing, receiving.waker.as_ref()) {
+            Room::Free => {}
+            Room::Full => return Err(NotStarted::Full),
+            Room::Crowded => {
+                wire.ask_again();
+                return Err(NotStarted::Later(length));
+            }
         }
         let offer = &mut self.offers[index];
         let aligned_at = if offer.in_one { offer.offer.aligned_at as usize } else { 0 };

@@ -17,8 +17,8 @@ use tower::Service;
 
 use super::*;
 use crate::endpoint::{
-    ConnectionFault, Deferred, Dialer, Kept, LandedContent, MessageHandler, MessageSettings, Policy,
-    Provider, Sender, Wire as _,
+    ConnectionFault, Deferred, Dialer, HeldBudget, Kept, LandedContent, MessageHandler, MessageSettings,
+    Policy, Provider, Sender, Wire as _,
 };
 use crate::grpc::core::{Core, Role};
 use crate::grpc::frame::{END, FrameHeader, Kind};
@@ -164,7 +164,7 @@ impl Abuse {
         let incoming = RdmaIncoming::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
         let port = incoming.local_addr().port();
         let server = RdmaServer::new()
-            .calls(CallConfig::default().landing_budget(self.limit))
+            .calls(CallConfig::default().connection_limit(self.limit))
             .add_service(Abused { pool: pool.clone(), reply: self.reply, begun: Arc::clone(&begun) });
         tokio::spawn(server.serve_with_incoming(incoming));
         let mut clients = Vec::new();
@@ -245,7 +245,8 @@ impl Abuse {
     async fn connect(&self, config: Config, port: u16) -> MessageEndpoint {
         let dialled = Dialer::new(config).dial_for_calls("127.0.0.1", port, None).await.unwrap();
         let Negotiated::Messages(endpoint) = dialled else { panic!("no native calls") };
-        let core = Core::new(Role::Client, &CallConfig::default().stream_window(self.window), true);
+        let limits = CallConfig::default().stream_window(self.window);
+        let core = Core::new(Role::Client, &limits, 256 << 20, true, HeldBudget::new(u64::MAX).share());
         let raw = Raw { core, messages: VecDeque::new(), end: None, after: Deferred::default() };
         endpoint.start(raw, &MessageSettings { landing_budget: 1 << 20, expose: false });
         endpoint

@@ -122,7 +122,7 @@
 //! ```
 //!
 //! A message lands before tonic sees it. Therefore its limit is set on the wrapper, too. An application that
-//! keeps more than [`CallConfig::landing_budget`](crate::CallConfig::landing_budget) gets copies.
+//! keeps more than [`CallConfig::connection_limit`](crate::CallConfig::connection_limit) gets copies.
 //! [`CounterSnapshot`](crate::CounterSnapshot) has the copies: none were made while `offered_copied_bytes`,
 //! `landed_copied_bytes` and `landed_moved_bytes` are 0.
 //!

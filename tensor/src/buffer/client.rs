@@ -606,7 +606,7 @@ impl ClientShared {
             None => endpoint,
         };
         let mut builder = RdmaChannel::builder(endpoint);
-        builder = builder.calls(CallConfig::default().landing_budget(settings.landing_budget));
+        builder = builder.calls(CallConfig::default().connection_limit(settings.landing_budget));
         if let Some(config) = &settings.config {
             builder = builder.config(config.clone());
         }
@@ -668,7 +668,7 @@ impl BufferClientBuilder {
     }
 
     /// Sets the most bytes of registered memory that fetches from one owner land in
-    /// ([`CallConfig::landing_budget`]), 1 MiB to 1 PiB. A range of at most half of it lands in one segment; a
+    /// ([`CallConfig::connection_limit`]), 1 MiB to 1 PiB. A range of at most half of it lands in one segment; a
     /// longer one is put together by a copy. Default: 256 MiB.
     pub fn landing_budget(mut self, bytes: u64) -> Self {
         self.landing_budget = bytes;

@@ -9,7 +9,7 @@ use std::task::Waker;
 use bytes::Bytes;
 use fastrand::Rng;
 
-use crate::endpoint::{LandedContent, ReadRefused, ReadSegment, Wire};
+use crate::endpoint::{HeldBudget, LandedContent, ReadRefused, ReadSegment, Wire};
 use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{Core, Role};
 use crate::grpc::frame::CallViolation;
@@ -72,6 +72,11 @@ impl CoreEnd {
         let lent = self.memory.values().filter_map(Weak::upgrade).map(|lent| lent.len() as u64);
         let landed = self.landed.iter().filter_map(Weak::upgrade).map(|landed| landed.len() as u64);
         lent.chain(landed).chain(self.fetches.iter().map(Fetch::length)).sum()
+    }
+
+    /// Returns the number of fetches under way.
+    pub(super) fn fetches(&self) -> usize {
+        self.fetches.len()
     }
 
     /// Ends a fetch with zeros, wherever its content lies.
@@ -196,6 +201,10 @@ impl Wire for SimulatedWire<'_> {
         Ok(())
     }
 
+    fn ask_again(&mut self) {
+        *self.starved = true;
+    }
+
     fn cancel_read(&mut self, id: u64) {
         self.fetches.iter_mut().filter(|fetch| fetch.id == id).for_each(|fetch| fetch.cancelled = true);
     }
@@ -225,12 +234,15 @@ impl CorePair {
         has_windows: bool,
     ) -> Self {
         let [client, server] = devices;
-        let config = |(streams, head, window): Limits, most: u64| {
+        let config = |(streams, head, window): Limits| {
             let config = CallConfig::default().max_concurrent_streams(streams).max_header_list_size(head);
-            config.stream_window(window).landing_budget(most)
+            config.stream_window(window)
+        };
+        let core = |role: Role, (limits, most): (Limits, u64)| {
+            Core::new(role, &config(limits), most, has_windows, HeldBudget::new(u64::MAX).share())
         };
         let end = |role: Role, limits: [Limits; 2], device| CoreEnd {
-            core: Core::new(role, &config(limits[role as usize], most[role as usize]), has_windows),
+            core: core(role, (limits[role as usize], most[role as usize])),
             device,
             sent: VecDeque::new(),
             memory: HashMap::new(),

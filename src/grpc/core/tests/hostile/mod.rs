@@ -2,6 +2,7 @@
 
 mod bounds;
 pub(super) mod held;
+mod shares;
 
 use std::task::{Poll, Waker};
 
