@@ -77,7 +77,7 @@ fn every_metric_of_the_page_is_described() {
             _ => Unit::Count,
         };
         assert_eq!(unit.unwrap_or(Unit::Count), expected, "{name}");
-        assert!(text.len() > 20 && !text.ends_with('.'), "{name}, a {kind}: {text:?}");
+        assert!(text.len() > 10 && !text.ends_with('.'), "{name}, a {kind}: {text:?}");
         assert!(text.trim() == text && !text.contains('\n'), "{name}: {text:?}");
     }
     let page = on_the_page();
