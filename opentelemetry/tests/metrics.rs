@@ -1,6 +1,6 @@
 //! What the layers record of each kind of call, over each path, read from the SDK's exporter in memory.
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, missing_docs, reason = "tests")]
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
