@@ -89,7 +89,7 @@ impl Rdma {
         Ok(Self {
             config: config.policy(Policy::Require),
             calls: CallConfig::default(),
-            landing: LANDING_BUDGET,
+            landing: CONNECTION_LIMIT,
         })
     }
 
@@ -100,7 +100,10 @@ impl Rdma {
         const BESIDE: u64 = 1 << 20;
         // A receiver may keep a message for a check after the trial, while the next one lands.
         let landing = longest.saturating_add(BESIDE).saturating_mul(2).max(CONNECTION_LIMIT);
-        let calls = self.calls.connection_limit(landing);
+        let calls = match landing > CONNECTION_LIMIT {
+            true => self.calls.connection_limit(landing),
+            false => self.calls,
+        };
         let is_usual = connections <= 1 && landing <= CONNECTION_LIMIT;
         let config = match is_usual || std::env::var_os("RDMA_PINNED_LIMIT").is_some() {
             true => self.config,
