@@ -164,3 +164,37 @@ fn without_a_wish_calls_are_not_timed() {
     assert!(!meters.has(CALLS) && !meters.has(QUEUE));
     assert!(meters.has(CONNECTIONS));
 }
+
+/// Answers that nobody takes are held, and are gone with their calls.
+#[test]
+fn what_is_not_taken_is_in_the_gauges_of_memory() {
+    const CALLS: usize = 12;
+    let meters = Meters::default();
+    meters.within(|| {
+        Runtime::Idle.run(async {
+            let (channel, server) =
+                start(&support::config().in_process(false), &ScriptedGreeter::new()).await;
+            let mut client = GreeterClient::new(channel);
+            let mut calls = Vec::new();
+            for _ in 0..CALLS {
+                let names = (0..64).map(|_| HelloRequest { name: "x".repeat(3 << 10) });
+                calls.push(client.chat(tokio_stream::iter(names)).await.unwrap());
+            }
+            let of = |name| {
+                tonic_rdma::describe_metrics();
+                ["bytes", "limit_bytes"].map(|end| meters.sum(&format!("tonic_rdma_{name}_{end}"), &[]))
+            };
+            // Other tests of this process hold little.
+            until(|| of("held")[0] > 256e3).await;
+            let ([held, most], [registered, limit]) = (of("held"), of("registered"));
+            assert!(
+                held < most && 0.0 < registered && registered < limit,
+                "{held} {most} {registered} {limit}"
+            );
+            assert!(meters.has("tonic_rdma_landing_bytes"));
+            drop(calls);
+            until(|| of("held")[0] < 256e3).await;
+            server.abort();
+        });
+    });
+}
