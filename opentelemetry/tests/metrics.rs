@@ -106,8 +106,10 @@ type Channel = BoxCloneService<http::Request<Body>, http::Response<Body>, Status
 const MISSING: u64 = 100;
 const HELD: u64 = 101;
 const BREAKS: u64 = 102;
+const STAYS: u64 = 103;
 
-/// Answers `put` with the length of the payload, and `echo` with each message as often as its seed says.
+/// Answers `put` with the length of the payload, and `echo` with each message as often as its seed says. An echo
+/// that stays sends a message twice, and never ends.
 #[derive(Clone, Debug, Default)]
 struct Scripted {
     held: Arc<AtomicUsize>,
@@ -141,12 +143,16 @@ impl Transfer for Scripted {
                 let broken = message.seed == BREAKS;
                 let (answer, copies) = match broken {
                     true => (Err(Status::data_loss("the stream breaks")), 1),
+                    false if message.seed == STAYS => (Ok(message.clone()), 2),
                     false => (Ok(message.clone()), message.seed),
                 };
                 for _ in 0..copies {
                     if sender.send(answer.clone()).await.is_err() || broken {
                         return;
                     }
+                }
+                if message.seed == STAYS {
+                    std::future::pending::<()>().await;
                 }
             }
         });
@@ -372,7 +378,7 @@ fn a_call_that_is_dropped_counts_as_cancelled() {
 
         // Between two messages of the response.
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
-        sender.send(request(2, 50)).await.unwrap();
+        sender.send(request(STAYS, 50)).await.unwrap();
         let messages = tokio_stream::wrappers::ReceiverStream::new(receiver);
         let mut answers = client.echo(messages).await.unwrap().into_inner();
         for _ in 0..2 {
@@ -380,7 +386,7 @@ fn a_call_that_is_dropped_counts_as_cancelled() {
         }
         // hyper cancels a call when neither the request's body nor the response's is needed any more.
         drop((answers, sender));
-        let length = request(2, 50).encoded_len();
+        let length = request(STAYS, 50).encoded_len();
         expected.call("Echo", "CANCELLED", length, 2 * length);
         expected.reached().await;
     });
