@@ -23,9 +23,12 @@ fn the_page_has_every_metric_of_the_code_and_no_other() {
     }
 }
 
-/// The metrics that were described, each with its kind, its unit and its text.
+/// The kind, the unit and the text of a metric.
+type Description = (&'static str, Option<Unit>, String);
+
+/// The metrics that were described.
 #[derive(Default)]
-struct Described(Mutex<BTreeMap<String, (&'static str, Option<Unit>, String)>>);
+struct Described(Mutex<BTreeMap<String, Description>>);
 
 impl Described {
     fn add(&self, name: &KeyName, kind: &'static str, unit: Option<Unit>, text: &str) {

@@ -239,12 +239,14 @@ impl Peer {
     fn failure(&self, action: &'static str, error: io::Error) -> VerbsError {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                VerbsError::unreachable(if self.same_user {
-                    "the peer's process has ended"
+                if self.same_user {
+                    VerbsError::unreachable("the peer's process has ended")
                 } else {
-                    "the peer's process runs as another user, and does not let this one in, or has ended: set \
-                     RDMA_SOFT_PEERS=any at both ends"
-                })
+                    VerbsError::not_admitted(
+                        "the peer's process runs as another user, and does not let this one in, or has ended: set \
+                         RDMA_SOFT_PEERS=any at both ends",
+                    )
+                }
             }
             _ => VerbsError::os(action, error),
         }
