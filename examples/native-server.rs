@@ -11,9 +11,14 @@ use tonic_rdma::{RdmaIncoming, RdmaServer};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".into());
     let (_reporter, service) = tonic_health::server::health_reporter();
+    // `tonic-rdma call` and `load` ask it for the messages of the other service.
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
 
     let incoming = RdmaIncoming::bind(&*address).await?;
     println!("listening on {}", incoming.local_addr());
-    RdmaServer::new().add_service(service).serve_with_incoming(incoming).await?; // was: Server::builder()
+    let server = RdmaServer::new(); // was: Server::builder()
+    server.add_service(service).add_service(reflection).serve_with_incoming(incoming).await?;
     Ok(())
 }

@@ -4,6 +4,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::about::{self, CompletionsOptions, ManOptions};
 use crate::bridge::{self, BridgeOptions};
+use crate::call::load::{self, LoadOptions};
+use crate::call::{self, CallOptions};
 use crate::compare::options::{self as compare, CompareOptions, ServerOptions};
 use crate::devices::DevicesOptions;
 use crate::diff::{self, DiffOptions};
@@ -46,6 +48,12 @@ pub(crate) enum Command {
     /// A worker process of `parameter-server`, which starts it
     #[command(hide = true)]
     ParameterServerWorker(ProcessOptions),
+    /// Call a method of a server, found by gRPC reflection, with a message in JSON
+    #[command(after_long_help = call::HELP)]
+    Call(CallOptions),
+    /// Measure calls of your own server over TCP, drop-in and native, side by side
+    #[command(after_long_help = load::HELP)]
+    Load(LoadOptions),
     /// Carry byte streams over RDMA, for programs that have no RDMA of their own
     #[command(after_long_help = bridge::HELP)]
     Bridge(BridgeOptions),

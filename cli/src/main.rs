@@ -5,6 +5,7 @@
 mod about;
 mod args;
 mod bridge;
+mod call;
 mod compare;
 mod devices;
 mod diff;
@@ -43,8 +44,10 @@ fn run(command: &args::Command) -> Result<(), Failure> {
     tonic_rdma_commands::log(filter, usual)?;
     match command {
         args::Command::Bridge(options) => bridge::run(options),
+        args::Command::Call(options) => call::run(options),
         args::Command::Compare(options) => compare::run(options),
         args::Command::CompareServer(options) => compare::serve(options),
+        args::Command::Load(options) => call::load::run(options),
         args::Command::ParameterServer(options) => parameter_server::run(options),
         args::Command::ParameterServerServer(options) => parameter_server::serve(options),
         args::Command::ParameterServerWorker(options) => parameter_server::work(options),

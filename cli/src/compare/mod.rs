@@ -20,9 +20,9 @@ pub(crate) mod operations;
 pub(crate) mod options;
 pub(crate) mod plan;
 pub(crate) mod results;
-mod runs;
+pub(crate) mod runs;
 pub(crate) mod server;
-mod trials;
+pub(crate) mod trials;
 
 use std::sync::Arc;
 

@@ -6,6 +6,7 @@ mod about;
 mod against;
 mod bridge;
 mod bridge_processes;
+mod call;
 mod compare;
 mod conditions;
 mod devices;

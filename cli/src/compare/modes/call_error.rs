@@ -51,7 +51,7 @@ impl CallError {
 
 /// Returns the message of the innermost cause, because tonic's own message is seldom more than "transport
 /// error".
-fn deepest(status: &tonic::Status) -> String {
+pub(crate) fn deepest(status: &tonic::Status) -> String {
     let mut message = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {

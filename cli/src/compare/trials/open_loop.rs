@@ -254,17 +254,17 @@ impl<'a> Generator<'a> {
 
 /// A timer that is as exact as the kernel's.
 #[derive(Debug)]
-struct Timer(AsyncFd<OwnedFd>);
+pub(crate) struct Timer(AsyncFd<OwnedFd>);
 
 impl Timer {
     #[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         AsyncFd::with_interest(timer, Interest::READABLE).map(Self)
     }
 
-    async fn sleep(&self, length: Duration) -> io::Result<()> {
+    pub(crate) async fn sleep(&self, length: Duration) -> io::Result<()> {
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let length = Timespec { tv_sec: length.as_secs() as i64, tv_nsec: length.subsec_nanos().into() };
         let value = Itimerspec { it_interval: once, it_value: length };
