@@ -23,7 +23,7 @@ use bytes::Bytes;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::BoxStream;
@@ -51,7 +51,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
 
     let builder = PrometheusBuilder::new();
-    let handle = builder.set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS)?.install_recorder()?;
+    let handle =
+        builder.set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS)?.install_recorder()?;
     let listener = TcpListener::bind(metrics)?;
     println!("metrics at http://{}/metrics", listener.local_addr()?);
     // A thread of its own, because a handler may block the runtime's.
@@ -83,6 +84,8 @@ struct Settings {
     native: u64,
     /// Server: milliseconds that a handler waits.
     delay: u64,
+    /// Server: handlers answer together, once in so many milliseconds.
+    batch: u64,
     /// Server: milliseconds for which a handler blocks its thread, which is the only one.
     block: u64,
     /// Server: the status of calls, such as 13 for INTERNAL.
@@ -103,6 +106,7 @@ impl Default for Settings {
             stream: 0,
             native: 1,
             delay: 0,
+            batch: 0,
             block: 0,
             fail: 0,
             keep: 0,
@@ -125,6 +129,7 @@ impl Settings {
                 "stream" => &mut self.stream,
                 "native" => &mut self.native,
                 "delay" => &mut self.delay,
+                "batch" => &mut self.batch,
                 "block" => &mut self.block,
                 "fail" => &mut self.fail,
                 "keep" => &mut self.keep,
@@ -145,8 +150,12 @@ async fn serve(
     let incoming = RdmaIncoming::bind(address).await?;
     println!("listening on {}", incoming.local_addr());
     let now = Arc::new(Mutex::new(settings));
-    let service = TransferServer::new(Watched { settings: Arc::clone(&now), kept: Mutex::default() })
-        .max_decoding_message_size(1 << 30);
+    let service = TransferServer::new(Watched {
+        start: Instant::now(),
+        settings: Arc::clone(&now),
+        kept: Mutex::default(),
+    })
+    .max_decoding_message_size(1 << 30);
     let layer = GatherBothLayer::new().max_decoding_message_size(1 << 30);
     let ended = async move {
         while let Some(line) = lines.recv().await {
@@ -158,7 +167,11 @@ async fn serve(
         }
     };
     if settings.native == 1 {
-        RdmaServer::new().layer(layer).add_service(service).serve_with_incoming_shutdown(incoming, ended).await?;
+        RdmaServer::new()
+            .layer(layer)
+            .add_service(service)
+            .serve_with_incoming_shutdown(incoming, ended)
+            .await?;
     } else {
         Server::builder().add_service(service).serve_with_incoming_shutdown(incoming, ended).await?;
     }
@@ -168,6 +181,7 @@ async fn serve(
 /// A service that misbehaves as the settings say.
 #[derive(Debug)]
 struct Watched {
+    start: Instant,
     settings: Arc<Mutex<Settings>>,
     kept: Mutex<VecDeque<Bytes>>,
 }
@@ -185,6 +199,9 @@ impl Transfer for Watched {
         thread::sleep(Duration::from_millis(settings.block));
         if settings.delay > 0 {
             sleep(Duration::from_millis(settings.delay)).await;
+        }
+        if let Some(batch) = self.start.elapsed().as_millis().checked_div(settings.batch.into()) {
+            sleep_until(self.start + Duration::from_millis(settings.batch * (batch as u64 + 1))).await;
         }
         match i32::try_from(settings.fail).map(Code::from_i32) {
             Ok(Code::Ok) => {}
@@ -236,7 +253,8 @@ async fn call(
 /// Makes calls until the task is dropped, and prints those that fail.
 async fn make_calls(mut client: TransferClient<GatherBoth<RdmaChannel>>, settings: Settings) {
     let payload = Bytes::from(vec![1; settings.length as usize]);
-    let mut ticks = interval(Duration::from_secs(1) / u32::try_from(settings.rate.max(1)).unwrap_or(u32::MAX));
+    let mut ticks =
+        interval(Duration::from_secs(1) / u32::try_from(settings.rate.max(1)).unwrap_or(u32::MAX));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let paced = settings.rate > 0;
     loop {
@@ -279,7 +297,10 @@ fn serve_metrics(listener: &TcpListener, handle: &PrometheusHandle) {
             handle.run_upkeep();
             let (text, kind) = (handle.render(), "text/plain; version=0.0.4");
             let length = text.len();
-            write!(stream, "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{text}")
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{text}"
+            )
         };
         answer().unwrap_or_else(|error: io::Error| eprintln!("a request for metrics: {error}"));
     }

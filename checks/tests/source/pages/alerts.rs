@@ -22,7 +22,9 @@ fn the_page_has_every_alert_of_the_file() {
     let page: Vec<Vec<String>> = rows
         .filter(|(head, _)| head == "alert")
         .map(|(_, cells)| {
-            let [alert, _, wait, severity, _, runbook] = &cells[..] else { panic!("other columns: {cells:?}") };
+            let [alert, _, wait, severity, _, runbook] = &cells[..] else {
+                panic!("other columns: {cells:?}")
+            };
             let (_, runbook) = pages::targets(runbook).remove(0);
             vec![alert.trim_matches('`').to_owned(), wait.clone(), severity.clone(), runbook]
         })

@@ -30,7 +30,7 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    pub(super) fn new(descriptor: OwnedFd, source: Option<Source>) -> Self {
+    pub(in crate::soft) fn new(descriptor: OwnedFd, source: Option<Source>) -> Self {
         forked::keep_from_children(&descriptor);
         Self { descriptor: Some(descriptor), source, origin: Origin::here().ok() }
     }
