@@ -30,6 +30,7 @@ use tonic::codegen::BoxStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_rdma::gather::{GatherBoth, GatherBothLayer};
+use tonic_rdma::memory::Pool;
 use tonic_rdma::{RdmaChannel, RdmaIncoming, RdmaServer};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -78,6 +79,8 @@ struct Settings {
     rate: u64,
     /// Client: bytes of a payload.
     length: u64,
+    /// Client: its payload is in registered memory, so it is sent in place.
+    registered: u64,
     /// Client: sends its payloads in one call without an end.
     stream: u64,
     /// Server, at its start: takes native calls.
@@ -103,6 +106,7 @@ impl Default for Settings {
             callers: 1,
             rate: 20,
             length: 64,
+            registered: 0,
             stream: 0,
             native: 1,
             delay: 0,
@@ -126,6 +130,7 @@ impl Settings {
                 "callers" => &mut self.callers,
                 "rate" => &mut self.rate,
                 "length" => &mut self.length,
+                "registered" => &mut self.registered,
                 "stream" => &mut self.stream,
                 "native" => &mut self.native,
                 "delay" => &mut self.delay,
@@ -233,12 +238,18 @@ async fn call(
     mut settings: Settings,
     mut lines: mpsc::UnboundedReceiver<String>,
 ) -> Result<(), Box<dyn Error>> {
+    let pool = Pool::for_sending(1 << 30);
     loop {
         let mut callers = JoinSet::new();
+        let payload = if settings.registered == 1 {
+            pool.allocate(settings.length as usize)?.freeze()
+        } else {
+            Bytes::from(vec![1; settings.length as usize])
+        };
         for _ in 0..settings.connections {
             let channel = GatherBoth::new(RdmaChannel::connect_lazy(format!("http://{address}"))?);
             for _ in 0..settings.callers {
-                callers.spawn(make_calls(TransferClient::new(channel.clone()), settings));
+                callers.spawn(make_calls(TransferClient::new(channel.clone()), payload.clone(), settings));
             }
         }
         println!("{settings:?}");
@@ -251,8 +262,7 @@ async fn call(
 }
 
 /// Makes calls until the task is dropped, and prints those that fail.
-async fn make_calls(mut client: TransferClient<GatherBoth<RdmaChannel>>, settings: Settings) {
-    let payload = Bytes::from(vec![1; settings.length as usize]);
+async fn make_calls(mut client: TransferClient<GatherBoth<RdmaChannel>>, payload: Bytes, settings: Settings) {
     let mut ticks =
         interval(Duration::from_secs(1) / u32::try_from(settings.rate.max(1)).unwrap_or(u32::MAX));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
