@@ -10,8 +10,8 @@ use tonic_rdma_checks::{read, root};
 /// What other exporters provide.
 const OTHERS: [&str; 3] =
     ["container_cpu_cfs_periods_total", "container_cpu_cfs_throttled_periods_total", "up"];
-/// Labels of Prometheus itself, of histograms, and of summaries.
-const LABELS: [&str; 4] = ["instance", "job", "le", "quantile"];
+/// Labels of Prometheus itself, and of histograms.
+const LABELS: [&str; 5] = ["alertname", "alertstate", "instance", "job", "le"];
 
 #[test]
 fn every_reason_has_a_remedy() {

@@ -155,7 +155,7 @@ struct Known {
 
 impl Known {
     fn read() -> Self {
-        let files = ["rs", "py", "pyi", "proto"].iter().flat_map(|ending| files_of(root(), ending));
+        let files = ["rs", "py", "pyi", "proto", "yaml"].iter().flat_map(|ending| files_of(root(), ending));
         // This file has wrong names.
         let texts = files.filter(|file| !file.ends_with("pages/words.rs")).map(|file| read(&file));
         let pages: Vec<Page> = pages::all();
