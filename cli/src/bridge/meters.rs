@@ -25,12 +25,6 @@ const RETRIES: &str = "tonic_rdma_bridge_dial_retries_total";
 const DIALLING: &str = "tonic_rdma_bridge_dial_seconds";
 const LIVED: &str = "tonic_rdma_bridge_connection_seconds";
 
-/// The upper ends of the histograms' buckets, in seconds.
-pub(crate) const SECONDS: [f64; 18] = [
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0,
-    3600.0, 86400.0,
-];
-
 /// Describes the metrics to the recorder.
 pub(crate) fn describe() {
     describe_gauge!(OPEN, "Connections carried now, by route and by what carries either end");

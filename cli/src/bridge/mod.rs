@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::PrometheusHandle;
 use rustix::process::{Resource, getrlimit};
 use sd_notify::NotifyState;
 use tokio::runtime::Runtime;
@@ -41,6 +41,7 @@ use self::listen::Bound;
 use self::route::Route;
 use self::serve::{BridgeState, Phase};
 use crate::measure::process::{pinned, raise_open_files};
+use crate::measure::recorder;
 
 pub(crate) const HELP: &str = "\
 ADDR is tcp://HOST:PORT, unix:PATH, unix:@NAME (abstract) or rdma://HOST:PORT; IPv6 goes in brackets, port 0 picks a free port. \
@@ -233,12 +234,8 @@ fn open_metrics(address: &str) -> Result<(std::net::TcpListener, PrometheusHandl
     let addresses: Vec<_> = address.to_socket_addrs().map_err(|error| refused(&error))?.collect();
     let listener = std::net::TcpListener::bind(&addresses[..]).map_err(|error| refused(&error))?;
     listener.set_nonblocking(true).map_err(|error| refused(&error))?;
-    let buckets = PrometheusBuilder::new().set_buckets(&meters::SECONDS).context("--metrics")?;
-    let recorder = buckets.build_recorder();
-    let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).context("--metrics")?;
+    let handle = recorder::install()?;
     meters::describe();
-    tonic_rdma::describe_metrics();
     if let Ok(address) = listener.local_addr() {
         tracing::info!("metrics at http://{address}/metrics");
     }

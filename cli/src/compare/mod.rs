@@ -42,6 +42,7 @@ use crate::compare::server::Addresses;
 use crate::compare::trials::{Meter, Participant, generator_polls};
 use crate::measure::machine::{Costs, Watch};
 use crate::measure::process::{check_container, raise_open_files};
+use crate::measure::recorder;
 use crate::measure::report::progress_bar;
 use crate::measure::settings::Http2;
 use crate::measure::transport::{Rdma, RdmaConnection};
@@ -60,6 +61,9 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     conditions.allocator.ensure()?;
     if options.container {
         check_container()?;
+    }
+    if options.with_metrics {
+        recorder::install_unread()?;
     }
     let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
         true => Some(Rdma::new(&options.provider)?.for_load(plan.most_connections(), plan.longest_payload())),

@@ -147,6 +147,11 @@ pub(crate) struct CompareOptions {
     /// processes that don't trust one another. Needs unshare (util-linux).
     #[arg(long, conflicts_with = "connections")]
     pub(crate) container: bool,
+    /// Record metrics in both processes, as a service does
+    ///
+    /// A recorder for Prometheus that nobody reads. With RDMA_HISTOGRAMS=yes native calls have histograms, too.
+    #[arg(long, hide_short_help = true)]
+    pub(crate) with_metrics: bool,
     /// Settings of a program that chooses none; also calls at rates
     ///
     /// --runtime multi-thread --pin no --allocator system, and cells of its own, among them 1000, 10000 and 30000 calls a second (with --quick 1000), there without --modes in
@@ -171,7 +176,7 @@ pub(crate) struct CompareOptions {
     /// Until a signal comes, and for one caller at a time. Takes --provider and --limit; the caller has the other options. The server of each caller
     /// listens on free ports of the address that was called.
     #[arg(short = 's', long, value_name = "HOST:PORT", conflicts_with_all = [
-        "modes", "list_modes", "sizes", "workload", "direction", "inflight", "rate", "connections", "duration", "runs", "server_provider", "http2", "encode", "consume", "runtime", "pin", "allocator", "container", "defaults", "at_least", "json", "csv", "markdown", "quick", "server"
+        "modes", "list_modes", "sizes", "workload", "direction", "inflight", "rate", "connections", "duration", "runs", "server_provider", "http2", "encode", "consume", "runtime", "pin", "allocator", "container", "with_metrics", "defaults", "at_least", "json", "csv", "markdown", "quick", "server"
     ])]
     #[serde(skip)]
     pub(crate) listen: Option<String>,

@@ -36,6 +36,7 @@ use crate::compare::modes::placement::PlacementService;
 use crate::compare::options::{CompareOptions, Conditions, Grant, PROGRAM, ServerJob, ServerRequest};
 use crate::compare::plan::{Direction, Plan};
 use crate::measure::process::{self, Children, container, raise_open_files};
+use crate::measure::recorder;
 use crate::measure::settings::Http2;
 use crate::measure::transport::{self, Encode, LOCALHOST, Rdma, tcp_listener};
 
@@ -67,6 +68,9 @@ pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
         limit_memory(grant.memory)?;
     }
     let _commands = process::commands::<IgnoredAny>()?;
+    if job.options.with_metrics {
+        recorder::install_unread()?;
+    }
     // The client reports a connection that fails because the limit is too low.
     let _ = raise_open_files();
     let runtime = conditions.runtime.build().context("can't start a runtime")?;

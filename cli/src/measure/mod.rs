@@ -5,6 +5,7 @@
 //!  transport  connections over RDMA, listeners, encoding
 //!  process    child processes; allocator, container and limits of a process
 //!  machine    description, free memory and costs of the machine
+//!  recorder   a recorder of metrics
 //!  report     table, JSON, progress bar
 //! ```
 //!
@@ -12,6 +13,7 @@
 
 pub(crate) mod machine;
 pub(crate) mod process;
+pub(crate) mod recorder;
 pub(crate) mod report;
 pub(crate) mod settings;
 pub(crate) mod transport;
