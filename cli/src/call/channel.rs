@@ -152,6 +152,12 @@ impl Connection {
         Ok(Self { client, dialled })
     }
 
+    /// Returns the same connection for answers of at most `bytes`.
+    pub(crate) fn limited(&self, bytes: usize) -> Self {
+        let client = self.client.clone().max_decoding_message_size(bytes);
+        Self { client, dialled: self.dialled.clone() }
+    }
+
     /// Returns the transport of the last connection.
     pub(crate) fn path(&self) -> Path {
         match &self.dialled {

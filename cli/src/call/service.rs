@@ -6,14 +6,18 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use prost_reflect::prost::Message as _;
-use prost_reflect::prost_types::{FileDescriptorProto, FileDescriptorSet};
+use prost_reflect::prost_types::{
+    DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet, MessageOptions,
+    field_descriptor_proto,
+};
 use prost_reflect::{
-    DescriptorPool, EnumDescriptor, Kind, MessageDescriptor, MethodDescriptor, ServiceDescriptor,
+    DescriptorPool, EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor,
+    ServiceDescriptor,
 };
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
-use tonic_rdma_commands::{Context as _, Failure};
+use tonic_rdma_commands::{Context as _, Failure, ValueError};
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
@@ -24,6 +28,8 @@ use crate::compare::modes::call_error::deepest;
 
 /// Most files that a server's reflection may name.
 const MOST_FILES: usize = 10_000;
+/// The largest answer of a server's reflection, in bytes.
+const LARGEST_ANSWER: usize = 64 << 20;
 /// Most names in an error.
 const MOST_NAMES: usize = 20;
 
@@ -47,10 +53,13 @@ impl Services {
         let bad = |what: &str| format!("--descriptor-set: {} {what}", file.display());
         let bytes = std::fs::read(file);
         let bytes = bytes.map_err(|error| Failure::usage(bad("can't be read")).because(error))?;
-        let pool = DescriptorPool::decode(&*bytes).map_err(|error| {
-            let what = "is no complete set of descriptors, as protoc --include_imports --descriptor_set_out=FILE writes it";
-            Failure::usage(bad(what)).because(error)
-        })?;
+        let what = "is no complete set of descriptors, as protoc --include_imports --descriptor_set_out=FILE writes it";
+        let set = FileDescriptorSet::decode(&*bytes);
+        let set = set.map_err(|error| Failure::usage(bad(what)).because(error))?;
+        check_maps(&set).map_err(|fault| Failure::usage(bad(what)).because(fault))?;
+        // This keeps the options that prost's type of a set leaves out.
+        let pool = DescriptorPool::decode(&*bytes);
+        let pool = pool.map_err(|error| Failure::usage(bad(what)).because(error))?;
         let names = pool.services().map(|service| service.full_name().to_owned()).collect();
         Ok(Self { pool, names })
     }
@@ -58,12 +67,13 @@ impl Services {
     /// Asks the server of `connection` for the services that it has, and for the files of those that `wanted`
     /// names, within 20 s.
     pub(crate) async fn of_server(
-        connection: &mut Connection,
+        connection: &Connection,
         headers: &[Header],
         wanted: impl Fn(&[String]) -> Result<Vec<String>, Failure>,
     ) -> Result<Self, Failure> {
         let metadata = metadata(headers, SETUP);
-        let mut reflection = Reflection { connection, metadata, version: 0 };
+        let mut reflection =
+            Reflection { connection: connection.limited(LARGEST_ANSWER), metadata, version: 0 };
         let asking = async {
             let names = reflection.names().await?;
             let pool = reflection.files(wanted(&names)?).await?;
@@ -123,8 +133,8 @@ impl Services {
             }
         }
         for method in &methods {
-            described.message(&method.input());
-            described.message(&method.output());
+            described.add(Kind::Message(method.input()));
+            described.add(Kind::Message(method.output()));
         }
         Ok(described.text.trim_end().to_owned())
     }
@@ -194,14 +204,14 @@ pub(crate) fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a String
 
 /// The reflection service of a server.
 #[derive(Debug)]
-struct Reflection<'a> {
-    connection: &'a mut Connection,
+struct Reflection {
+    connection: Connection,
     metadata: MetadataMap,
     /// An index of [`VERSIONS`].
     version: usize,
 }
 
-impl Reflection<'_> {
+impl Reflection {
     /// Returns the full names of all services.
     async fn names(&mut self) -> Result<Vec<String>, Failure> {
         let MessageResponse::ListServicesResponse(list) =
@@ -243,7 +253,9 @@ impl Reflection<'_> {
         }
         // A file may have come with another one before it was asked for.
         let set = FileDescriptorSet { file: files.into_values().collect() };
-        pool.add_file_descriptor_set(set).context("the server's descriptors don't fit together")?;
+        let misfit = "the server's descriptors don't fit together";
+        check_maps(&set).map_err(|fault| Failure::run(misfit).because(fault))?;
+        pool.add_file_descriptor_set(set).context(misfit)?;
         Ok(pool)
     }
 
@@ -291,6 +303,35 @@ impl Reflection<'_> {
     }
 }
 
+/// Checks that each entry of a map has a key and a value, because the library panics if it has not.
+fn check_maps(set: &FileDescriptorSet) -> Result<(), ValueError> {
+    use field_descriptor_proto::{Label, Type};
+    let is_entry = |message: &DescriptorProto| {
+        let single = |number| {
+            let field = message.field.iter().find(|field| field.number() == number);
+            field.filter(|field| field.label() == Label::Optional)
+        };
+        let is_key = |field: &FieldDescriptorProto| {
+            let never = [Type::Double, Type::Float, Type::Bytes, Type::Message, Type::Group, Type::Enum];
+            !never.contains(&field.r#type())
+        };
+        single(1).is_some_and(is_key) && single(2).is_some()
+    };
+    for file in &set.file {
+        let mut messages: Vec<&DescriptorProto> = file.message_type.iter().collect();
+        while let Some(message) = messages.pop() {
+            messages.extend(&message.nested_type);
+            if message.options.as_ref().is_some_and(MessageOptions::map_entry) && !is_entry(message) {
+                let (file, name) = (file.name(), message.name());
+                return Err(ValueError(format!(
+                    "{file}: {name} is no entry of a map: it needs key = 1, value = 2"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Returns code and message of a status.
 pub(crate) fn describe(status: &Status) -> String {
     let message = deepest(status);
@@ -324,12 +365,29 @@ struct Described {
 }
 
 impl Described {
-    /// Adds a message, and those that it has.
-    fn message(&mut self, message: &MessageDescriptor) {
-        let name = message.full_name();
-        if name.starts_with("google.protobuf.") || !self.seen.insert(name.to_owned()) {
-            return;
+    /// Adds a message or an enum, and those that it has, which may be a long chain.
+    fn add(&mut self, kind: Kind) {
+        let mut left = vec![kind];
+        while let Some(kind) = left.pop() {
+            let name = match &kind {
+                Kind::Message(message) => message.full_name(),
+                Kind::Enum(choices) => choices.full_name(),
+                _ => continue,
+            };
+            if name.starts_with("google.protobuf.") || !self.seen.insert(name.to_owned()) {
+                continue;
+            }
+            match kind {
+                Kind::Message(message) => left.extend(self.message(&message).into_iter().rev()),
+                Kind::Enum(choices) => self.choices(&choices),
+                _ => {}
+            }
         }
+    }
+
+    /// Adds a message. Returns the types of its fields.
+    fn message(&mut self, message: &MessageDescriptor) -> Vec<Kind> {
+        let name = message.full_name();
         let _ = writeln!(self.text, "\nmessage {name} {{");
         for field in message.fields() {
             let oneof = field.containing_oneof().filter(|oneof| !oneof.is_synthetic());
@@ -338,25 +396,14 @@ impl Described {
             let _ = writeln!(self.text, "  {kind} {name} = {number};{oneof}");
         }
         self.text += "}\n";
-        for field in message.fields() {
-            let kind = match field.kind() {
-                Kind::Message(entry) if field.is_map() => entry.map_entry_value_field().kind(),
-                kind => kind,
-            };
-            match kind {
-                Kind::Message(inner) => self.message(&inner),
-                Kind::Enum(inner) => self.choices(&inner),
-                _ => {}
-            }
-        }
+        let kind = |field: FieldDescriptor| match field.kind() {
+            Kind::Message(entry) if field.is_map() => entry.map_entry_value_field().kind(),
+            kind => kind,
+        };
+        message.fields().map(kind).collect()
     }
 
     fn choices(&mut self, choices: &EnumDescriptor) {
-        if choices.full_name().starts_with("google.protobuf.")
-            || !self.seen.insert(choices.full_name().to_owned())
-        {
-            return;
-        }
         let _ = writeln!(self.text, "\nenum {} {{", choices.full_name());
         for value in choices.values() {
             let _ = writeln!(self.text, "  {} = {};", value.name(), value.number());

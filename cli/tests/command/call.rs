@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::Pin;
 use std::process::Output;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +10,11 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use prost_reflect::prost_types::field_descriptor_proto::{Label, Type};
+use prost_reflect::prost_types::{
+    DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet, MessageOptions,
+    MethodDescriptorProto, ServiceDescriptorProto,
+};
 use serde_json::{Value, json};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::body::Body;
@@ -339,6 +345,95 @@ fn methods_are_listed_and_described() {
     assert!(text(&["--describe"]).contains("Sums/Add"));
 }
 
+/// Writes the descriptors of a service `a.S` with a method `M`, which takes and returns the first of `messages`.
+/// Returns the path.
+fn write_descriptors(folder: &Path, messages: Vec<DescriptorProto>) -> String {
+    let kind = Some(format!(".a.{}", messages[0].name()));
+    let method = MethodDescriptorProto {
+        name: Some("M".to_owned()),
+        input_type: kind.clone(),
+        output_type: kind,
+        ..Default::default()
+    };
+    let service =
+        ServiceDescriptorProto { name: Some("S".to_owned()), method: vec![method], ..Default::default() };
+    let file = FileDescriptorProto {
+        name: Some("a.proto".to_owned()),
+        package: Some("a".to_owned()),
+        syntax: Some("proto3".to_owned()),
+        message_type: messages,
+        service: vec![service],
+        ..Default::default()
+    };
+    let path = folder.join("set.bin");
+    let set = FileDescriptorSet { file: vec![file] };
+    std::fs::write(&path, prost_reflect::prost::Message::encode_to_vec(&set)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// Returns a message with these fields: name, number, and the message that it is or a scalar.
+fn message(name: &str, fields: &[(&str, i32, Result<&str, Type>)]) -> DescriptorProto {
+    let field = |(name, number, kind): &(&str, i32, Result<&str, Type>)| FieldDescriptorProto {
+        name: Some((*name).to_owned()),
+        number: Some(*number),
+        label: Some(Label::Optional.into()),
+        r#type: Some(kind.err().unwrap_or(Type::Message).into()),
+        type_name: kind.ok().map(|message| format!(".a.{message}")),
+        ..Default::default()
+    };
+    let field = fields.iter().map(field).collect();
+    DescriptorProto { name: Some(name.to_owned()), field, ..Default::default() }
+}
+
+#[test]
+fn a_long_chain_of_messages_is_described() {
+    let folder = tempfile::tempdir().unwrap();
+    let last = 20_000;
+    let link = |index| {
+        let next = format!("M{}", index + 1);
+        let fields = [("next", 1, Ok(next.as_str()))];
+        message(&format!("M{index}"), if index < last { &fields } else { &[] })
+    };
+    let set = write_descriptors(folder.path(), (0..=last).map(link).collect());
+    // `run` would keep only the end of so much output.
+    let mut command = tonic_rdma(&["call", "localhost:1", "a.S/M", "--describe", "--descriptor-set", &set]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut described = text.lines().filter_map(|line| line.strip_prefix("message "));
+    for index in 0..=last {
+        assert_eq!(described.next(), Some(format!("a.M{index} {{").as_str()));
+    }
+    assert_eq!(described.next(), None);
+}
+
+#[test]
+fn bad_maps_of_descriptors_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (key, value) = (("key", 1, Err(Type::String)), ("value", 2, Err(Type::Int32)));
+    for (fields, accepted) in [
+        (&[key, value][..], true),
+        (&[key], false),
+        (&[value], false),
+        (&[("key", 1, Err(Type::Double)), value], false),
+    ] {
+        let mut entry = message("Entry", fields);
+        entry.options = Some(MessageOptions { map_entry: Some(true), ..Default::default() });
+        let mut item = message("Item", &[("entries", 1, Ok("Item.Entry"))]);
+        item.field[0].set_label(Label::Repeated);
+        item.nested_type.push(entry);
+        let set = write_descriptors(folder.path(), vec![item]);
+        let output = run(&["call", "localhost:1", "a.S/M", "--describe", "--descriptor-set", &set]);
+        match accepted {
+            true => assert!(
+                String::from_utf8_lossy(&output.stdout).contains("map<string, int32> entries"),
+                "{output:?}"
+            ),
+            false => refused(&output, 2, &["--descriptor-set", "a.proto: Entry is no entry of a map"]),
+        }
+    }
+}
+
 #[test]
 fn bad_input_is_named_before_a_call_is_made() {
     let (server, calls) = serve(Offer::Native, Reflection::V1);
@@ -545,6 +640,35 @@ fn latency_is_the_time_of_a_call_and_counts_from_when_it_was_due_at_a_rate() {
     let (report, status, said) = load(&[&common[..], &["--rate", "1000", "--transport", "native"]].concat());
     assert_eq!((status, report["rows"][0]["unsent"].as_u64()), (0, Some(0)), "{said}");
     assert!(report["rows"][0]["p50_us"].as_f64() > Some(5.0 * nap), "{report}");
+}
+
+#[test]
+fn a_load_keeps_to_its_rate() {
+    let (server, _) = serve(Offer::Native, Reflection::V1);
+    let (report, status, said) = load(&[&server, "Sums/Add", "--rate", "3,25", "--duration", "1"]);
+    assert_eq!(status, 0, "{said}");
+    for row in report["rows"].as_array().unwrap() {
+        let rate = row["rate"].as_f64().unwrap();
+        assert_eq!(row["ops"].as_f64(), Some(rate), "as many calls as are due in a second: {row}");
+        // A slow machine makes fewer in a second, and none makes more.
+        assert!(row["ops_per_s"].as_f64().unwrap() <= rate, "{row}");
+    }
+}
+
+#[test]
+fn calls_that_were_given_up_are_a_failure() {
+    let (server, _) = serve(Offer::Native, Reflection::V1);
+    // One after the other, 500 naps take 2.5 s, and each call has to begin within a second.
+    let naps = ["-d", r#"{"name": "nap"}"#, "--inflight", "1", "--deadline", "1", "--transport", "native"];
+    let rate = ["--rate", "10000", "--duration", "50ms"];
+    let (report, status, said) = load(&[&[&server, "Sums/Add"][..], &naps, &rate].concat());
+    let unsent = report["rows"][0]["unsent"].as_u64().unwrap();
+    assert!(unsent > 0 && status == 1, "{said}");
+    assert!(
+        said.contains("native with 10000 calls/s: ")
+            && said.contains(&format!("{unsent} calls were given up")),
+        "{said}"
+    );
 }
 
 #[test]

@@ -30,8 +30,9 @@ use crate::measure::report::progress_bar;
 
 pub(crate) const HELP: &str = "\
 Lists are separated by commas. Only calls that ended with OK, and with the answer of --check if it is given, count as calls and \
-have a latency; all others are errors, by their gRPC status, and make the exit status 1. Payloads are encoded before the load \
-begins, so the command has no templates: with several values of -d, calls of a method that takes one message send them in turn.
+have a latency; all others are errors, by their gRPC status. Errors, and calls that were given up unsent, make the exit status \
+1. Payloads are encoded before the load begins, so the command has no templates: with several values of -d, calls of a method \
+that takes one message send them in turn.
 
 Examples:
   tonic-rdma load 10.0.0.7:50051 grpc.health.v1.Health/Check
@@ -141,21 +142,22 @@ impl LoadOptions {
         rates.into_iter().flat_map(of_rate).collect()
     }
 
-    /// Returns the amount of each trial of a transport in a cell.
-    fn trials(&self) -> Vec<Amount> {
-        match self.total {
-            Some(total) => {
-                // Latencies of a trial are kept one by one.
-                let trials = total.div_ceil(MAX_ARRIVALS as u64).max(total.min(10));
-                let share = |index| total * (index + 1) / trials - total * index / trials;
-                (0..trials).map(|index| Amount::Calls(share(index))).collect()
-            }
-            None => {
-                let few = (self.duration.as_secs_f64() / 0.05).clamp(1.0, 10.0) as u32;
-                let trials = few.max(self.duration.div_duration_f64(LONGEST_TRIAL).ceil() as u32);
-                vec![Amount::Time(self.duration / trials); trials as usize]
-            }
-        }
+    /// Returns the amount of each trial of a transport in `cell`: a time in a closed loop without `--total`, and
+    /// else calls.
+    fn trials(&self, cell: Cell) -> Vec<Amount> {
+        let few = (self.duration.as_secs_f64() / 0.05).clamp(1.0, 10.0) as u32;
+        let of_time = few.max(self.duration.div_duration_f64(LONGEST_TRIAL).ceil() as u32);
+        // At a rate, a share of the time might be too short for a call.
+        let at_rate = |rate: f64| (rate * self.duration.as_secs_f64()).round().max(1.0) as u64;
+        let (total, most) = match (self.total, cell.rate) {
+            (Some(total), _) => (total, 10),
+            (None, Some(rate)) => (at_rate(rate), of_time.into()),
+            (None, None) => return vec![Amount::Time(self.duration / of_time); of_time as usize],
+        };
+        // Latencies of a trial are kept one by one.
+        let trials = total.div_ceil(MAX_ARRIVALS as u64).max(total.min(most));
+        let share = |index| total * (index + 1) / trials - total * index / trials;
+        (0..trials).map(|index| Amount::Calls(share(index))).collect()
     }
 }
 
@@ -169,7 +171,8 @@ pub(crate) fn run(options: &LoadOptions) -> Result<(), Failure> {
     let costs = Costs::measure();
     let flavour = options.runtime.unwrap_or_else(Flavour::multi_thread);
     let runtime = flavour.build().context("can't start a runtime")?;
-    let steps = options.trials().len() * options.cells().len() * options.transport.0.len();
+    let trials: usize = options.cells().into_iter().map(|cell| options.trials(cell).len()).sum();
+    let steps = trials * options.transport.0.len();
     let progress = progress_bar(steps as u64 * u64::from(options.runs));
     let measured = runtime.block_on(async {
         tokio::select! {
@@ -205,7 +208,7 @@ async fn measure(
         }
         let mut rows = Vec::new();
         for cell in options.cells() {
-            for (index, amount) in options.trials().into_iter().enumerate() {
+            for (index, amount) in options.trials(cell).into_iter().enumerate() {
                 let count = participants.len();
                 for turn in 0..count {
                     let participant = &mut participants[(index + turn) % count];
@@ -231,9 +234,9 @@ async fn prepare(options: &LoadOptions, data: Option<&str>, config: &Config) -> 
         None => {
             // This connection is closed before the load begins.
             let transport = options.transport.0.first().copied().unwrap_or(Transport::Auto);
-            let mut connection = Connection::open(&options.server, transport, config).await?;
+            let connection = Connection::open(&options.server, transport, config).await?;
             let wanted = |names: &[String]| service::wanted(names, Some(&options.method));
-            Services::of_server(&mut connection, &options.calls.header, wanted).await?
+            Services::of_server(&connection, &options.calls.header, wanted).await?
         }
     };
     let method = services.method(&options.method)?;
@@ -280,19 +283,39 @@ mod tests {
         <Line as clap::Parser>::try_parse_from(line).unwrap().options
     }
 
+    const CLOSED: Cell = Cell { inflight: 1, rate: None };
+
+    fn calls_of(amount: &Amount) -> u64 {
+        match amount {
+            Amount::Calls(calls) => *calls,
+            Amount::Time(_) => 0,
+        }
+    }
+
     #[test]
     fn trials_make_exactly_the_calls_or_the_time_that_was_asked_for() {
         for total in [1, 7, 10, 13, 999, 2_000_001, 1_000_000_000] {
-            let trials = options(&["--total", &total.to_string()]).trials();
-            let calls = |amount: &Amount| match amount {
-                Amount::Calls(calls) => *calls,
-                Amount::Time(_) => 0,
-            };
-            assert_eq!(trials.iter().map(calls).sum::<u64>(), total);
-            assert!(trials.iter().all(|amount| (1..=1_000_000).contains(&calls(amount))), "{total}");
+            let trials = options(&["--total", &total.to_string()]).trials(CLOSED);
+            assert_eq!(trials.iter().map(calls_of).sum::<u64>(), total);
+            assert!(trials.iter().all(|amount| (1..=1_000_000).contains(&calls_of(amount))), "{total}");
         }
         for (time, count) in [("10ms", 1), ("200ms", 4), ("5", 10), ("1m", 60)] {
-            assert_eq!(options(&["--duration", time]).trials().len(), count, "{time}");
+            assert_eq!(options(&["--duration", time]).trials(CLOSED).len(), count, "{time}");
+        }
+        // At a rate: the calls of each trial.
+        for (rate, time, calls) in [
+            (1.0, "5", vec![1; 5]),
+            (2.9, "5", [vec![1; 5], vec![2; 5]].concat()),
+            (10.0, "5", vec![5; 10]),
+            (1e6, "5", vec![500_000; 10]),
+            (0.1, "1m", vec![1; 6]),
+            (0.1, "5", vec![1]),
+            (1000.0, "10ms", vec![10]),
+        ] {
+            let trials = options(&["--duration", time]).trials(Cell { inflight: 1, rate: Some(rate) });
+            let mut shares: Vec<u64> = trials.iter().map(calls_of).collect();
+            shares.sort_unstable();
+            assert_eq!(shares, calls, "{rate} for {time}");
         }
     }
 

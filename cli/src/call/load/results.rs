@@ -228,8 +228,8 @@ impl Facts {
         rows: &[Row],
     ) -> Self {
         let provider = rows.iter().flat_map(|row| &row.paths).find_map(|path| path.provider);
-        let mut warnings: Vec<String> = rows.iter().filter_map(Row::warning).collect();
-        warnings.dedup();
+        let warnings: BTreeSet<String> = rows.iter().filter_map(Row::warning).collect();
+        let warnings = Vec::from_iter(warnings);
         Self {
             environment: Environment::new(provider.map(str::to_owned), costs, warnings.clone()),
             server: options.server.url.clone(),
@@ -271,7 +271,7 @@ impl Facts {
     }
 }
 
-/// Shows table and files. Errors in rows are a failure.
+/// Shows table and files. Errors in rows are a failure, and so are calls that were given up.
 pub(super) fn show(options: &LoadOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
     let (open_loop, runs) = (options.rate.is_some(), options.runs > 1);
     let column = column::<Row>;
@@ -310,18 +310,24 @@ pub(super) fn show(options: &LoadOptions, facts: &Facts, rows: &[Row]) -> Result
     let legend = legend(facts, rows);
     let report = Report { facts, lines: facts.lines(), columns, rows, beside: Row::is_beside, legend };
     report.show(&options.outputs)?;
-    let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(describe_errors).collect();
+    let errors: Vec<String> = rows.iter().filter_map(describe_errors).collect();
     match errors.is_empty() {
         true => Ok(()),
         false => Err(Failure::run(errors.join("; "))),
     }
 }
 
-fn describe_errors(row: &Row) -> String {
+fn describe_errors(row: &Row) -> Option<String> {
+    let unsent = row.unsent.filter(|unsent| *unsent > 0);
+    let unsent = unsent.map(|count| {
+        let inflight = row.inflight;
+        format!("{count} calls were given up, because {inflight} were in flight until the deadline")
+    });
     let counts = row.statuses.iter().map(|(name, count)| format!("{count} {name}"));
     let counts = counts.collect::<Vec<_>>().join(", ");
-    let first = row.first_error.as_deref().unwrap_or("unknown");
-    format!("{} with {}: {counts}, the first: {first}", row.mode, row.cell())
+    let first = row.first_error.as_ref().map(|first| format!("{counts}, the first: {first}"));
+    let faults: Vec<String> = unsent.into_iter().chain(first).collect();
+    (!faults.is_empty()).then(|| format!("{} with {}: {}", row.mode, row.cell(), faults.join("; ")))
 }
 
 /// Explains the columns, and what to look at.

@@ -70,8 +70,12 @@ impl Expected {
         let answer_is = DynamicMessage::decode(self.message.descriptor(), answer.clone());
         let decoded = answer_is.map_err(|error| wrong(format!("can't be decoded: {error}")))?;
         if decoded != self.message {
-            let text = message::to_json(&decoded).unwrap_or_else(|_| "is no JSON".to_owned());
-            return Err(wrong(format!("differs from --check: {text}")));
+            let text = |message| message::to_json(message).unwrap_or_else(|failure| failure.with_causes());
+            let text = (text(&decoded), text(&self.message));
+            return Err(wrong(match text.0 == text.1 {
+                true => format!("has fields that its descriptor lacks: {}", text.0),
+                false => format!("differs from --check: {}", text.0),
+            }));
         }
         let _ = self.known.set(answer.clone());
         Ok(())
@@ -231,7 +235,7 @@ impl Participant {
     ) -> Result<(), Failure> {
         let (before, start) = (Usage::of_this_process(), Instant::now());
         let outcomes = match cell.rate {
-            Some(rate) => vec![self.open_loop(load, cell, schedule(rate, amount, index)).await?],
+            Some(rate) => vec![self.open_loop(load, cell.inflight, schedule(rate, amount, index)).await?],
             None => self.closed_loop(load, cell.inflight, amount).await?,
         };
         self.tally.wall += start.elapsed();
@@ -287,22 +291,23 @@ impl Participant {
         Ok(outcomes)
     }
 
-    /// Begins each call when it is due. Calls that can't begin within the deadline after the end of the
-    /// schedule, because too many are in flight, are given up.
+    /// Begins each call when it is due, and ends when the `length` of the schedule is over and all calls have
+    /// ended. Calls that can't begin within the deadline after the end of the schedule, because too many are in
+    /// flight, are given up.
     async fn open_loop(
         &mut self,
         load: &Arc<Load>,
-        cell: Cell,
-        schedule: Vec<Duration>,
+        inflight: usize,
+        (schedule, length): (Vec<Duration>, Duration),
     ) -> Result<Outcome, Failure> {
         let timer = Timer::new().context("can't make a timer")?;
-        let room = Arc::new(Semaphore::new(cell.inflight));
+        let room = Arc::new(Semaphore::new(inflight));
         let mut outcome = Outcome::default();
         let mut calls = JoinSet::new();
         let start = Instant::now();
-        let give_up = start + schedule.last().copied().unwrap_or_default() + load.deadline;
-        for (index, due) in schedule.iter().enumerate() {
-            let due = start + *due;
+        let give_up = start + length + load.deadline;
+        for (index, due) in schedule.iter().copied().chain([length]).enumerate() {
+            let due = start + due;
             loop {
                 while let Some(ended) = calls.try_join_next() {
                     outcome.count(ended.context("a call crashed")?);
@@ -312,6 +317,9 @@ impl Participant {
                     break;
                 }
                 timer.sleep(left).await.context("the timer of the load failed")?;
+            }
+            if index == schedule.len() {
+                break;
             }
             let admitted = tokio::time::timeout_at(give_up.into(), Arc::clone(&room).acquire_owned()).await;
             let Ok(Ok(admitted)) = admitted else {
@@ -333,13 +341,15 @@ impl Participant {
     }
 }
 
-/// Returns the times at which calls are due: Poisson arrivals, the same for each transport.
-fn schedule(rate: f64, amount: Amount, trial: usize) -> Vec<Duration> {
+/// Returns the times at which calls are due, Poisson arrivals that are the same for each transport, and the length
+/// of the schedule.
+fn schedule(rate: f64, amount: Amount, trial: usize) -> (Vec<Duration>, Duration) {
     let length = match amount {
         Amount::Time(time) => time,
         Amount::Calls(calls) => Duration::from_secs_f64(calls as f64 / rate),
     };
-    poisson_arrivals(rate, length, rate.to_bits() ^ (trial as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    let seed = rate.to_bits() ^ (trial as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (poisson_arrivals(rate, length, seed), length)
 }
 
 #[cfg(test)]
@@ -349,7 +359,10 @@ mod tests {
     #[test]
     fn a_schedule_has_exactly_the_calls_that_were_asked_for() {
         for (calls, rate) in [(1, 0.1), (7, 1000.0), (333, 7.0), (1_000_000, 1e6)] {
-            assert_eq!(schedule(rate, Amount::Calls(calls), 3).len() as u64, calls);
+            let (schedule, length) = schedule(rate, Amount::Calls(calls), 3);
+            assert_eq!(schedule.len() as u64, calls);
+            assert!((length.as_secs_f64() * rate - calls as f64).abs() < 1e-3, "{length:?}");
+            assert!(schedule.iter().all(|due| *due <= length));
         }
         let (one, other) = (Amount::Calls(9), Amount::Time(Duration::from_secs(9)));
         assert_eq!(schedule(1.0, one, 2), schedule(1.0, other, 2));
