@@ -44,7 +44,7 @@ pub(crate) struct DiffOptions {
     /// Fail if a cell of NEW has less than RATIO times OLD's speed
     ///
     /// The exit status is 1 then. By its latency or its throughput, and if the difference is beyond the spread, or the spread is unknown. Also if
-    /// a cell of OLD is not measured in NEW.
+    /// a cell of OLD, or its latency or throughput, is not measured in NEW.
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
     at_least: Option<f64>,
     /// Compare even if the settings or the machines of both differ
@@ -118,6 +118,26 @@ static FIGURES: [Figure; 4] = [
     Figure { name: "cpu", fields: &["cpu_us_per_op", "cpu_ms_per_minibatch"], more_is_better: false },
 ];
 
+/// The figures that `--at-least` judges.
+const JUDGED: [&str; 2] = ["latency", "throughput"];
+
+impl Figure {
+    /// Returns whether it can be compared. The latency of a mode that falls behind its rate can't: it grows with
+    /// the length of the run.
+    fn means_something(&self, old: &Map<String, Value>, new: &Map<String, Value>) -> bool {
+        let is_saturated = [old, new].iter().any(|row| row.get("saturated") == Some(&Value::Bool(true)));
+        !is_saturated || self.more_is_better || self.name == "cpu"
+    }
+
+    fn is_in(&self, row: &Map<String, Value>) -> bool {
+        self.fields.iter().any(|field| number(row, field).is_some())
+    }
+}
+
+fn number(row: &Map<String, Value>, field: &str) -> Option<f64> {
+    row.get(field)?.as_f64().filter(|value| *value > 0.0)
+}
+
 /// The least number of runs of which the spread is known. The ranges of three runs each have nothing in common
 /// once in ten times by chance.
 const ENOUGH_RUNS: usize = 4;
@@ -174,11 +194,11 @@ fn read(path: &Path) -> Result<Results, Failure> {
         let Some(row) = row.as_object().filter(|_| has(&CELL) && has(FIGURES[0].fields)) else {
             return Err(bad(&format!("row {} has no {}", index + 1, FIGURES[0].fields.join(" or "))));
         };
-        let cell = name_of(row);
-        if rows.iter().any(|(other, _)| *other == cell) {
-            return Err(bad(&format!("the cell {cell} is there twice")));
+        let name = name_of(row);
+        if rows.iter().any(|(_, other)| is_same_cell(row, other)) {
+            return Err(bad(&format!("the cell {name} is there twice")));
         }
-        rows.push((cell, row.clone()));
+        rows.push((name, row.clone()));
     }
     if rows.is_empty() {
         return Err(bad("it has no rows"));
@@ -186,15 +206,23 @@ fn read(path: &Path) -> Result<Results, Failure> {
     Ok(Results { facts, rows })
 }
 
-/// Returns the name of a row's cell: `grpc-tcp, 64 B × 32`.
+/// Returns the fields that a row's cell has.
+fn cell(row: &Map<String, Value>) -> impl Iterator<Item = (&'static str, &Value)> {
+    // The name of a load says how large it is.
+    let is_load = row.contains_key("workload") || row.contains_key("model");
+    let fields = CELL.into_iter().filter(move |field| !(is_load && *field == "bytes"));
+    fields.filter_map(|field| Some((field, row.get(field).filter(|value| !value.is_null())?)))
+}
+
+fn is_same_cell(one: &Map<String, Value>, other: &Map<String, Value>) -> bool {
+    cell(one).eq(cell(other))
+}
+
+/// Returns the name of a row's cell: `grpc-tcp, 64 B × 32`. Other cells may have it too, because it is rounded.
 fn name_of(row: &Map<String, Value>) -> String {
-    let fields =
-        CELL.iter().filter_map(|field| Some((*field, row.get(*field).filter(|value| !value.is_null())?)));
     let mut name = String::new();
-    for (field, value) in fields {
+    for (field, value) in cell(row) {
         let text = match (field, value) {
-            // The name of a load says how large it is.
-            ("bytes", _) if row.contains_key("workload") || row.contains_key("model") => continue,
             (_, Value::String(text)) if USUAL.contains(&text.as_str()) => continue,
             ("bytes", bytes) => units::size(bytes.as_u64().unwrap_or(0)),
             ("inflight", calls) => {
@@ -247,7 +275,8 @@ fn collect_settings(above: &str, facts: &Map<String, Value>, settings: &mut BTre
 #[derive(Debug)]
 struct Compared {
     rows: Vec<DiffRow>,
-    /// Cells of the old file that can't be compared, each with the reason.
+    /// Cells of the old file that can't be compared, or not by all figures that `--at-least` judges, each with
+    /// the reason.
     lost: Vec<String>,
     /// Cells that only the new file has.
     added: Vec<String>,
@@ -257,7 +286,7 @@ fn compare(old: &Results, new: &Results, options: &DiffOptions) -> Result<Compar
     let [of_old, of_new] = [&options.old, &options.new].map(|path| path.display());
     let (mut rows, mut lost) = (Vec::new(), Vec::new());
     for (cell, before) in &old.rows {
-        let Some((_, after)) = new.rows.iter().find(|(other, _)| other == cell) else {
+        let Some((_, after)) = new.rows.iter().find(|(_, other)| is_same_cell(before, other)) else {
             lost.push(format!("{cell}: not in {of_new}"));
             continue;
         };
@@ -266,15 +295,23 @@ fn compare(old: &Results, new: &Results, options: &DiffOptions) -> Result<Compar
             .find_map(|(row, file)| Some((fault(row)?, file)))
         {
             Some((fault, file)) => lost.push(format!("{cell}: {fault} in {file}")),
-            None => rows.push(DiffRow::new(cell, before, after)),
+            None => {
+                let gone = FIGURES.iter().filter(|figure| {
+                    let is_judged = JUDGED.contains(&figure.name) && figure.means_something(before, after);
+                    is_judged && figure.is_in(before) && !figure.is_in(after)
+                });
+                lost.extend(gone.map(|figure| format!("{cell}: no {} in {of_new}", figure.name)));
+                rows.push(DiffRow::new(cell, before, after));
+            }
         }
     }
     if let (true, Some(first)) = (rows.is_empty(), lost.first()) {
-        return Err(Failure::usage(format!(
-            "{of_old} and {of_new} have no cell to compare; the first: {first}"
-        )));
+        let text = format!("{of_old} and {of_new} have no cell to compare; the first: {first}");
+        // A check of a cell that is lost has failed.
+        return Err(if options.at_least.is_some() { Failure::run(text) } else { Failure::usage(text) });
     }
-    let added = new.rows.iter().filter(|(cell, _)| old.rows.iter().all(|(other, _)| other != cell));
+    let added =
+        new.rows.iter().filter(|(_, row)| !old.rows.iter().any(|(_, other)| is_same_cell(row, other)));
     let added = added.map(|(cell, _)| format!("{cell}: not in {of_old}")).collect();
     Ok(Compared { rows, lost, added })
 }
@@ -284,7 +321,11 @@ fn fault(row: &Map<String, Value>) -> Option<String> {
     let text = |field: &str| row.get(field).and_then(Value::as_str);
     let errors = row.get("errors").and_then(Value::as_u64).filter(|errors| *errors > 0);
     let errors = errors.map(|count| format!("{count} errors ({})", text("first_error").unwrap_or("unknown")));
-    errors.or_else(|| Some(format!("not measured ({})", text("skipped")?)))
+    // `compare` says with `saturated` what they mean.
+    let unsent = row.get("unsent").and_then(Value::as_u64);
+    let unsent = unsent.filter(|unsent| *unsent > 0 && !row.contains_key("saturated"));
+    let unsent = unsent.map(|count| format!("{count} calls were given up"));
+    errors.or(unsent).or_else(|| Some(format!("not measured ({})", text("skipped")?)))
 }
 
 /// One cell of both files.
@@ -311,10 +352,7 @@ struct Pair {
 impl DiffRow {
     fn new(name: &str, old: &Map<String, Value>, new: &Map<String, Value>) -> Self {
         let cell = CELL.iter().filter_map(|field| Some((*field, new.get(*field)?.clone()))).collect();
-        // The latency of a mode that falls behind its rate grows with the length of the run.
-        let is_saturated = [old, new].iter().any(|row| row.get("saturated") == Some(&Value::Bool(true)));
-        let is_there = |figure: &&Figure| !is_saturated || figure.more_is_better || figure.name == "cpu";
-        let figures = FIGURES.iter().filter(is_there);
+        let figures = FIGURES.iter().filter(|figure| figure.means_something(old, new));
         let figures = figures.filter_map(|figure| Some((figure, Pair::of(figure, old, new)?))).collect();
         Self { name: name.to_owned(), cell, figures }
     }
@@ -327,8 +365,7 @@ impl DiffRow {
 impl Pair {
     fn of(figure: &Figure, old: &Map<String, Value>, new: &Map<String, Value>) -> Option<Self> {
         figure.fields.iter().find_map(|field| {
-            let number = |row: &Map<String, Value>| row.get(*field)?.as_f64().filter(|value| *value > 0.0);
-            let (before, after) = (number(old)?, number(new)?);
+            let (before, after) = (number(old, field)?, number(new, field)?);
             let ratio = if figure.more_is_better { after / before } else { before / after };
             let runs = |row: &Map<String, Value>| {
                 let runs = row.get(&format!("{field}_runs"))?.as_array()?;
@@ -430,7 +467,7 @@ fn columns() -> Vec<Column<DiffRow>> {
 fn check(least: f64, rows: &[DiffRow], lost: &[String]) -> Result<(), Failure> {
     let mut slower = Vec::new();
     for row in rows {
-        for name in ["latency", "throughput"] {
+        for name in JUDGED {
             let pair = row.pair(name).filter(|pair| pair.ratio < least && pair.beyond_spread != Some(false));
             slower.extend(pair.map(|pair| format!("{}: {name} {}", row.name, units::digits(pair.ratio))));
         }

@@ -104,6 +104,16 @@ fn cells_that_can_not_be_compared_are_named() {
         );
         refused(&diff(&old, &new, &["--at-least", "0.5"]), 1, &["not compared: ", named]);
     }
+    // The same if no other cell is left.
+    let alone = |results: &mut Value| drop(results["rows"].as_array_mut().unwrap().pop());
+    write(&old, BEFORE, alone);
+    write(&new, BEFORE, |results| {
+        alone(results);
+        results["rows"][0]["errors"] = 2.into();
+    });
+    let nothing = ["have no cell to compare; the first: grpc-tcp, 64 B × 1: 2 errors"];
+    refused(&diff(&old, &new, &["--at-least", "0.5"]), 1, &nothing);
+    refused(&diff(&old, &new, &[]), 2, &nothing);
     // What is new has nothing to be compared with.
     let uds = |results: &mut Value| results["rows"][1]["mode"] = "grpc-uds".into();
     write(&old, BEFORE, |results| drop(results["rows"].as_array_mut().unwrap().pop()));
@@ -111,6 +121,47 @@ fn cells_that_can_not_be_compared_are_named() {
     let output = diff(&old, &new, &["--at-least", "0.9"]);
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("left out: grpc-uds, 64 B × 1: not in "));
+}
+
+#[test]
+fn a_figure_that_is_gone_is_no_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let [old, new] = ["old.json", "new.json"].map(|name| folder.path().join(name));
+    write(&old, BEFORE, |_| {});
+    for (field, value, named) in [
+        ("ops_per_s", json!(0.0), "grpc-native, 64 B × 1: no throughput in "),
+        ("p50_us", Value::Null, "grpc-native, 64 B × 1: no latency in "),
+    ] {
+        write(&new, BEFORE, |results| results["rows"][1][field] = value);
+        let output = diff(&old, &new, &[]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains(&format!("left out: {named}")), "{output:?}");
+        refused(&diff(&old, &new, &["--at-least", "0.5"]), 1, &["not compared: ", named, "new.json"]);
+        // What was not measured before can't be worse.
+        assert!(diff(&new, &old, &["--at-least", "0.5"]).status.success());
+    }
+}
+
+#[test]
+fn calls_that_a_load_gave_up_are_a_fault_and_cells_are_told_apart_by_their_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let [old, new] = ["old.json", "new.json"].map(|name| folder.path().join(name));
+    let load = |unsent: u64| {
+        move |results: &mut Value| {
+            for (row, rate) in results["rows"].as_array_mut().unwrap().iter_mut().zip([10_000, 10_020]) {
+                row.as_object_mut().unwrap().remove("direction");
+                (row["mode"], row["rate"], row["unsent"]) = ("native".into(), rate.into(), 0.into());
+            }
+            results["rows"][1]["unsent"] = unsent.into();
+        }
+    };
+    write(&old, BEFORE, load(0));
+    write(&new, SLOWER, load(0));
+    let slower = ["native, 64 B × 1, 10.0 k/s: latency 0.50"];
+    refused(&diff(&old, &new, &["--at-least", "0.9"]), 1, &slower);
+    write(&new, BEFORE, load(7));
+    let given_up = ["native, 64 B × 1, 10.0 k/s: 7 calls were given up in "];
+    refused(&diff(&old, &new, &["--at-least", "0.9"]), 1, &given_up);
 }
 
 #[test]
