@@ -9,19 +9,27 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     // Each commit would make a developer's next debug build longer.
     let is_release = std::env::var("PROFILE").is_ok_and(|profile| profile == "release");
-    if let Some(log) = is_release.then(|| git(package, &["rev-parse", "--git-path", "logs/HEAD"])).flatten() {
-        println!("cargo::rerun-if-changed={log}");
+    if is_release {
+        println!("cargo::rerun-if-changed=src");
+        // Git may keep no log. Cargo would run this again and again for a file that is missing.
+        let log = git(package, &["rev-parse", "--git-path", "logs/HEAD"]);
+        if let Some(log) = log.filter(|log| package.join(log).exists()) {
+            println!("cargo::rerun-if-changed={log}");
+        }
     }
     let commit = if is_release { commit(package) } else { None };
     println!("cargo::rustc-env=COMMIT={}", commit.unwrap_or_default());
 }
 
 /// Returns the commit from which cargo made the published package in `folder`, or else the one that is checked out
-/// there.
+/// there, with `-dirty` if files differ from it. A repository that only surrounds the sources has no commit of them.
 pub(crate) fn commit(folder: &Path) -> Option<String> {
-    let published = std::fs::read_to_string(folder.join(".cargo_vcs_info.json")).ok();
-    let of_package = |text: String| text.split_once("\"sha1\": \"").map(|(_, rest)| rest[..40].to_owned());
-    published.map_or_else(|| git(folder, &["rev-parse", "HEAD"]), of_package)
+    if let Ok(text) = std::fs::read_to_string(folder.join(".cargo_vcs_info.json")) {
+        return text.split_once("\"sha1\": \"")?.1.get(..40).map(str::to_owned);
+    }
+    git(folder, &["ls-files", "--error-unmatch", "Cargo.toml"])?;
+    // No tag is left to describe it by.
+    git(folder, &["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"])
 }
 
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {

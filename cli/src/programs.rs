@@ -27,7 +27,9 @@ pub(crate) struct Arguments {
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let beside = env::current_exe().ok().and_then(|own| Some(own.parent()?.to_owned()));
     let path = env::var_os("PATH").unwrap_or_default();
-    let folders = beside.into_iter().chain(env::split_paths(&path));
+    // An empty folder would be the working directory.
+    let on_path = env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty());
+    let folders = beside.into_iter().chain(on_path);
     let mut programs = folders.map(|folder| folder.join(format!("tonic-rdma-{name}")));
     programs.find(|program| program.is_file() && access(program, Access::EXEC_OK).is_ok())
 }

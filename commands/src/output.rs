@@ -35,7 +35,7 @@ impl Outputs {
     ///
     /// # Errors
     ///
-    /// Fails if a file can't be written, or if two options name stdout.
+    /// Fails if a file can't be written, or if two options name the same file or stdout.
     pub fn check(&self) -> Result<(), Failure> {
         check_files(&[
             ("--json", self.json.as_deref()),
@@ -83,15 +83,24 @@ const TO_STDOUT: [&str; 3] = ["--json", "--csv", "--markdown"];
 /// # Errors
 ///
 /// Fails if a file can't be written, with the name of its option, if an option takes no `-`, or if two options
-/// have it.
+/// name the same file or `-`.
 pub fn check_files(files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
-    let mut stdout = None;
+    let (mut stdout, mut taken) = (None, Vec::<(PathBuf, &str)>::new());
     let named = files.iter().filter_map(|(flag, path)| Some((*flag, (*path)?)));
     for (flag, path) in named {
         if !is_stdout(path) {
             OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
                 Failure::usage(format!("{flag}: can't write {}", path.display())).because(error)
             })?;
+            // A device, such as /dev/null, may have any number of results.
+            let file = path.canonicalize().ok().filter(|file| file.is_file());
+            if let Some((_, other)) = taken.iter().find(|(taken, _)| Some(taken) == file.as_ref()) {
+                let path = path.display();
+                return Err(Failure::usage(format!(
+                    "{flag}: {path} is the file of {other}; accepted: another path"
+                )));
+            }
+            taken.extend(file.map(|file| (file, flag)));
             continue;
         }
         let fault = match stdout.replace(flag) {
@@ -235,6 +244,12 @@ mod tests {
             let error = check_files(&files).unwrap_err().with_causes();
             assert!(error.contains(said), "{error}");
         }
+        let same = folder.path().join("./file");
+        let error =
+            check_files(&[("--json", Some(&there)), ("--csv", Some(&same))]).unwrap_err().with_causes();
+        assert!(error.contains("--csv: ") && error.contains("is the file of --json"), "{error}");
+        let null = Some(Path::new("/dev/null"));
+        check_files(&[("--json", null), ("--csv", null)]).unwrap();
         assert!(!Path::new("-").exists());
         write_json(&there, &[1]).unwrap();
         assert_eq!(std::fs::read_to_string(there).unwrap(), "[\n  1\n]\n");

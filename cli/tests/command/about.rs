@@ -48,12 +48,27 @@ fn the_commit_is_that_of_the_package_or_of_the_checkout() {
         String::from_utf8(status.stdout).unwrap().trim().to_owned()
     };
     git(&["init", "-q"]);
-    git(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"]);
+    let commit = |arguments: &[&str]| {
+        git(&[&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "one"], arguments]
+            .concat());
+    };
+    commit(&["--allow-empty"]);
+    let manifest = folder.path().join("Cargo.toml");
+    fs::write(&manifest, "").unwrap();
+    assert_eq!(build::commit(folder.path()), None, "the repository has other files");
+    git(&["add", "Cargo.toml"]);
+    commit(&[]);
+    git(&["-c", "user.name=a", "-c", "user.email=a@b", "tag", "-a", "-m", "a tag", "v1"]);
     assert_eq!(build::commit(folder.path()), Some(git(&["rev-parse", "HEAD"])));
+    fs::write(&manifest, "[package]").unwrap();
+    assert_eq!(build::commit(folder.path()), Some(git(&["rev-parse", "HEAD"]) + "-dirty"));
     // As cargo writes it into a package. It wins, because the folder may be part of another repository.
     let published = format!("{{\n  \"git\": {{\n    \"sha1\": \"{}\"\n  }}\n}}", "ab".repeat(20));
-    fs::write(folder.path().join(".cargo_vcs_info.json"), published).unwrap();
+    let info = folder.path().join(".cargo_vcs_info.json");
+    fs::write(&info, published).unwrap();
     assert_eq!(build::commit(folder.path()), Some("ab".repeat(20)));
+    fs::write(&info, "{\"git\": {\"sha1\": \"ab\"}}").unwrap();
+    assert_eq!(build::commit(folder.path()), None);
 }
 
 #[test]
@@ -170,6 +185,15 @@ fn installed_programs_are_commands() {
     refused(&missing, 2, &["tonic-rdma-graph is neither", "cargo install", "tonic-rdma-graph`"]);
     assert!(!text(&start(&["--help"]).1).contains("tonic-rdma-graph"));
     refused(&start(&["grahp"]).1, 2, &["unrecognized subcommand 'grahp'", "accepted: compare"]);
+
+    // An empty part of PATH is not the working directory.
+    make_program(&path.path().join("tonic-rdma-graph"));
+    for nowhere in ["", ":/no/such/folder"] {
+        let mut command = Command::new(&own);
+        let output = command.arg("graph").env("PATH", nowhere).current_dir(path.path()).output().unwrap();
+        refused(&output, 2, &["neither beside this program nor on PATH"]);
+    }
+    fs::remove_file(path.path().join("tonic-rdma-graph")).unwrap();
 
     // A file that can't be executed is no program.
     fs::write(path.path().join("tonic-rdma-graph"), "").unwrap();

@@ -71,7 +71,10 @@ fn bad_input_is_named_in_one_line() {
         ),
         (&["compare", "--rate", "fast"], &["fast", "0.1 to 1000000"]),
         (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
-        (&["measure"], &["measure", "compare, diff, parameter-server, bridge, devices, probe, tune"]),
+        (
+            &["measure"],
+            &["measure", "compare, diff, parameter-server, call, load, bridge, devices, probe, tune"],
+        ),
         (&["tune", "--device", "mlx5_9"], &["mlx5_9", "soft0"]),
         (&["tune", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["tune", "--slow"], &["--slow", "--device, --json"]),
