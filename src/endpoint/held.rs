@@ -109,7 +109,8 @@ impl HeldShare {
 
     /// Returns whether the connection has borrowed more than it leaves to others.
     pub(crate) fn is_over(&self) -> bool {
-        let own = self.charged.saturating_sub(Self::OWN);
+        // What is charged may be two steps more than what is held.
+        let own = self.charged.saturating_sub(Self::OWN + 2 * Self::STEP);
         let left = || self.budget.to_borrow().saturating_sub(self.budget.borrowed.load(Ordering::Relaxed));
         own > 0 && own > left()
     }

@@ -14,7 +14,7 @@
 //!
 //! Beyond its share of the process's budget a connection waits where it can: content stays at the peer, and
 //! senders wait. A frame that the peer may send, because its windows allow that, ends its call with
-//! RESOURCE_EXHAUSTED.
+//! RESOURCE_EXHAUSTED, unless the first two rows have little: what this side sends leaves the peer its frames.
 
 use std::task::Waker;
 
@@ -114,6 +114,9 @@ impl Ledger {
     const FIRST_WINDOW: i64 = 64 << 10;
     /// What this side may have to send, however much the process holds.
     const LITTLE: usize = 256 << 10;
+    /// What frames of the peer may cost, however much the process holds: one stream whose reader stands still, at
+    /// the default window, and some more calls.
+    const OWN: i64 = HeldShare::OWN as i64 + (256 << 10);
 
     /// Makes a ledger with this limit in bytes, and streams with windows of at most `window` bytes.
     /// `has_windows`: the peer knows windows of the connection. `share`: the connection's, of what the process may
@@ -175,7 +178,8 @@ impl Ledger {
         if left <= 0 {
             return if has_windows { Err(CallViolation::ConnectionOverdrawn { kind, left }) } else { Ok(0) };
         }
-        let is_held = self.share.hold(self.held() + cost as u64, false);
+        let is_own = self.parts.held + self.headers.held + cost <= Self::OWN;
+        let is_held = self.share.hold(self.held() + cost as u64, is_own);
         self.window_of(kind).held += cost;
         if is_held {
             return Ok(cost);
@@ -183,6 +187,11 @@ impl Ledger {
         // The frame is dropped, so the peer has credit for another.
         self.release(kind, cost);
         Ok(0)
+    }
+
+    /// Returns whether a peer without windows has no room for a frame of this kind, whatever the process holds.
+    pub(super) fn is_full(&mut self, kind: Kind) -> bool {
+        !self.has_windows && self.window_of(kind).left() <= 0
     }
 
     /// Returns all that the connection holds, in bytes.
@@ -317,9 +326,10 @@ impl Ledger {
         self.sent > Self::LITTLE && self.share.is_over()
     }
 
-    /// Returns whether senders wait until other connections of the process hold less.
+    /// Returns whether senders wait only because other connections of the process hold so much, or held. What they
+    /// hold may change at any time, so this does not look.
     pub(super) fn waits_for_others(&self) -> bool {
-        self.has_senders && self.is_crowded()
+        self.has_senders && self.sent < self.most_sent() - self.most_sent() / 16
     }
 
     /// Returns whether the sender of a stream has to wait: until the peer takes some of the stream, or until
@@ -341,8 +351,7 @@ impl Ledger {
     /// Returns whether senders wait that can go on. They wait until a part of the bound is free, because all of
     /// them are woken at once.
     pub(super) fn wakes_senders(&mut self) -> bool {
-        let wakes =
-            self.has_senders && self.sent < self.most_sent() - self.most_sent() / 16 && !self.is_crowded();
+        let wakes = self.waits_for_others() && !self.is_crowded();
         self.has_senders &= !wakes;
         wakes
     }

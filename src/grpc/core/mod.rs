@@ -132,12 +132,17 @@ impl<K> Core<K> {
     /// Returns what is to be done without a lock, because it may run code of the application: tasks to wake,
     /// and memory and headers to drop that were sent, or are not sent any more.
     pub(super) fn after(&mut self) -> &mut Deferred {
+        self.wake_senders();
+        &mut self.after
+    }
+
+    /// Wakes the senders that wait, if they can go on.
+    fn wake_senders(&mut self) {
         if self.ledger.wakes_senders() {
             self.after
                 .wakers
                 .extend(self.streams.iter_mut().filter_map(|stream| stream.sending.waker.take()));
         }
-        &mut self.after
     }
 
     /// Returns whether something that the peer waits for was queued since the last call.

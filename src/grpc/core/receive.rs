@@ -143,7 +143,10 @@ impl<K> Core<K> {
     /// Ends a call for whose frame there is no memory: of a peer without windows of the connection, or of a
     /// connection that has its share of what the process may hold.
     fn refuse_without_room(&mut self, key: StreamKey, kind: Kind, length: u64) {
-        let limit = if self.ledger.has_windows { "RDMA_HELD_LIMIT" } else { "RDMA_CONNECTION_LIMIT" };
+        let limit = match self.ledger.is_full(kind) {
+            false => "RDMA_HELD_LIMIT",
+            true => "RDMA_CONNECTION_LIMIT, or CallConfig::connection_limit",
+        };
         let held = self.ledger.window_of(kind).held;
         let reason = format!(
             "the application has not taken {held} bytes of {kind:?} frames; take them sooner, or raise {limit}"

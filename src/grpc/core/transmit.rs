@@ -23,12 +23,13 @@ impl<K> Core<K> {
         self.again = false;
         self.output.begin();
         self.start_reads(wire);
-        if self.ledger.waits_for_others() {
-            wire.ask_again();
-        }
         if self.send_all(wire)? {
             // The message is on its way, so this delays no peer.
             self.headers.prepare();
+        }
+        self.wake_senders();
+        if self.ledger.waits_for_others() {
+            wire.ask_again();
         }
         Ok(())
     }
@@ -64,7 +65,10 @@ impl<K> Core<K> {
 
     /// Returns whether `transmit` would do nothing.
     pub(in crate::grpc) fn is_idle(&self) -> bool {
-        !self.has_output() && !self.streams.has(Queue::Reads) && !self.received_offers.has_cancels()
+        !self.has_output()
+            && !self.streams.has(Queue::Reads)
+            && !self.received_offers.has_cancels()
+            && !self.ledger.waits_for_others()
     }
 
     /// Returns whether streams wait to send.

@@ -266,6 +266,11 @@ impl CorePair {
 
     /// Lets an end send.
     pub(super) fn transmit(&mut self, index: usize) {
+        self.transmit_and(index, || ());
+    }
+
+    /// Lets an end send. `then`: what others do before the tasks are woken.
+    pub(super) fn transmit_and(&mut self, index: usize, mut then: impl FnMut()) {
         let CoreEnd { core, device, sent, memory, next_address, fetches, starved, messages, .. } =
             &mut self.ends[index];
         let random = &mut self.random;
@@ -274,6 +279,7 @@ impl CorePair {
             let mut wire =
                 SimulatedWire { device, sent, memory, next_address, fetches, starved, messages, random };
             let Ok(()) = core.transmit(&mut wire);
+            then();
             core.after().wakers.drain(..).for_each(Waker::wake);
             if !core.transmits_again() {
                 return;

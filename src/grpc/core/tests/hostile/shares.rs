@@ -100,7 +100,9 @@ fn what_is_refused_gives_the_peer_credit_again() {
 fn a_reader_gets_its_message_by_and_by() {
     let budget = HeldBudget::new(1);
     let mut pair = sharing(&budget);
-    let _unread = fill(&mut pair, 1);
+    // Room for the headers of one call more.
+    let mut unread = fill(&mut pair, 1).0;
+    pair.ends[SERVER].core.release(unread.pop().unwrap());
     let stream = 901;
     let message = 20 * MIB;
     Peer::new().open(stream).offer(stream, 0, message).send(&mut pair, SERVER).unwrap();
@@ -143,6 +145,21 @@ fn content_waits_until_others_hold_less() {
     assert!(pair.ends[SERVER].fetches() > 0 && !pair.ends[SERVER].starved);
 }
 
+/// Opens a call, and answers with 200 kB if its sender has not to wait. Returns whether it has answered.
+fn answers(pair: &mut CorePair, stream: u32, waker: &Waker) -> bool {
+    let peer = Peer::new().open(stream).flagged(Kind::Data, END, stream, &[]);
+    peer.send(pair, SERVER).unwrap();
+    let core = &mut pair.ends[SERVER].core;
+    let (key, _) = core.next_accepted().unwrap();
+    core.send_headers(key, HeaderMap::new());
+    let is_ready = core.poll_send_ready(key, waker).is_ready();
+    if is_ready {
+        core.send_data(key, vec![1; 200_000].into(), true);
+        pair.transmit(SERVER);
+    }
+    is_ready
+}
+
 /// Senders wait, too, and go on when another connection holds less.
 #[test]
 fn senders_wait_until_others_hold_less() {
@@ -152,22 +169,8 @@ fn senders_wait_until_others_hold_less() {
     let mut pair = sharing(&budget);
     let flag = Flag::new();
     let waker = Waker::from(Arc::clone(&flag));
-    let mut sent = 0;
-    let mut send = |pair: &mut CorePair, stream| {
-        let peer = Peer::new().open(stream).flagged(Kind::Data, END, stream, &[]);
-        peer.send(pair, SERVER).unwrap();
-        let core = &mut pair.ends[SERVER].core;
-        let (key, _) = core.next_accepted().unwrap();
-        core.send_headers(key, HeaderMap::new());
-        let is_ready = core.poll_send_ready(key, &waker).is_ready();
-        if is_ready {
-            core.send_data(key, vec![1; 200_000].into(), true);
-            sent += 200_000;
-            pair.transmit(SERVER);
-        }
-        is_ready
-    };
-    let waiting = (1..100).find(|stream| !send(&mut pair, *stream)).unwrap();
+    let waiting = (1..100).find(|stream| !answers(&mut pair, *stream, &waker)).unwrap();
+    assert!((waiting - 1) * 200_000 > 1 << 20, "{waiting} answers are this connection's own");
     flag.take();
     pair.transmit(SERVER);
     assert!(pair.ends[SERVER].starved && !flag.take());
@@ -175,6 +178,73 @@ fn senders_wait_until_others_hold_less() {
     unread.into_iter().for_each(|key| other.ends[SERVER].core.release(key));
     pair.transmit(SERVER);
     assert!(flag.take() && !pair.ends[SERVER].starved && !pair.ends[SERVER].core.has_much_to_send());
-    assert!(send(&mut pair, waiting + 1));
-    assert!(sent > 1 << 20, "{sent} bytes are this connection's own");
+    assert!(answers(&mut pair, waiting + 1, &waker));
+}
+
+/// Another connection takes what there is between two looks at it. The sender is woken, or the device is asked.
+#[test]
+fn a_sender_is_not_forgotten_when_others_hold_more_meanwhile() {
+    let budget = HeldBudget::new(16 * MIB);
+    let (mut pair, mut other) = (sharing(&budget), budget.share());
+    other.hold(16 * MIB, true);
+    let flag = Flag::new();
+    let waker = Waker::from(Arc::clone(&flag));
+    (1..100).find(|stream| !answers(&mut pair, *stream, &waker)).unwrap();
+    pair.transmit(SERVER);
+    flag.take();
+    other.hold(0, true);
+    pair.transmit_and(SERVER, || assert!(other.hold(16 * MIB, true)));
+    assert!(flag.take() || pair.ends[SERVER].starved);
+}
+
+/// Senders wait because this side has much to send. Then the peer takes some of it, and others hold much.
+#[test]
+fn a_sender_that_waits_for_its_peer_then_waits_for_others() {
+    let budget = HeldBudget::new(16 * MIB);
+    let (mut pair, mut other) = (limited_and_sharing(4 * MIB, &budget), budget.share());
+    let flag = Flag::new();
+    let waker = Waker::from(Arc::clone(&flag));
+    (1..100).find(|stream| !answers(&mut pair, *stream, &waker)).unwrap();
+    pair.transmit(SERVER);
+    flag.take();
+    other.hold(16 * MIB, true);
+    let taken = [0_u64, 1].map(u64::to_le_bytes);
+    Peer::new().plain(Kind::Taken, 0, taken.as_flattened()).send(&mut pair, SERVER).unwrap();
+    assert!(!flag.take() && !pair.ends[SERVER].core.is_idle(), "transmits, so that the device is asked");
+    pair.transmit(SERVER);
+    assert!(pair.ends[SERVER].starved);
+    other.hold(0, true);
+    pair.transmit(SERVER);
+    assert!(flag.take());
+}
+
+/// However much the process holds, what a connection sends, and one reader that stands still, leave it its calls.
+#[test]
+fn what_is_sent_and_one_slow_reader_leave_a_connection_its_calls() {
+    const PART: usize = 16 << 10;
+    let budget = HeldBudget::new(16 * MIB);
+    let (mut pair, mut other) = (sharing(&budget), budget.share());
+    other.hold(16 * MIB, true);
+    let waiting = (1..100).find(|stream| !answers(&mut pair, *stream, Waker::noop())).unwrap();
+    assert!(pair.ends[SERVER].core.ledger.sent() as u64 > MIB);
+    let data = |pair: &mut CorePair, stream| {
+        Peer::new().plain(Kind::Data, stream, &[7; PART]).send(pair, SERVER).unwrap();
+    };
+    let call = |pair: &mut CorePair, stream| {
+        Peer::new().open(stream).send(pair, SERVER).unwrap();
+        let (key, _) = pair.ends[SERVER].core.next_accepted().expect("its headers are held");
+        data(pair, stream);
+        let part = pair.ends[SERVER].core.poll_part(key, None);
+        assert!(matches!(part, Poll::Ready(Some(Ok(Part::Data(_))))), "{part:?}");
+        key
+    };
+    let slow = call(&mut pair, waiting + 1);
+    while pair.ends[SERVER].core.streams[slow].receiving.allowance > PART as i64 {
+        data(&mut pair, waiting + 1);
+    }
+    assert!(pair.ends[SERVER].core.streams[slow].receiving.unread as u64 > MIB - MIB / 16, "a full window");
+    for stream in waiting + 2..waiting + 6 {
+        call(&mut pair, stream);
+    }
+    assert!(!pair.ends[SERVER].core.control.has_resets());
 }
