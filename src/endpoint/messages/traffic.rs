@@ -727,6 +727,8 @@ pub(crate) struct MessageMemory {
     lending: Arc<Lending>,
     /// When to ask the handler again.
     retry: Option<Instant>,
+    /// The time between two attempts.
+    pause: Duration,
 }
 
 /// The landed memory of a connection that its handler and the application have, and whether memory is short.
@@ -793,8 +795,11 @@ impl Drop for Loan {
 }
 
 impl MessageMemory {
-    /// Time between two attempts, because other connections do not tell when they free memory.
+    /// Time between the first two attempts, because other connections do not tell when they free memory. It
+    /// doubles with each that has no success.
     const RETRY: Duration = Duration::from_millis(5);
+    /// The most of this time.
+    const LONGEST_RETRY: Duration = Duration::from_millis(80);
 
     /// Bytes of registered memory that each connection has for itself, so that its content arrives, a part of
     /// 512 KiB at a time, however much memory others take. A page more is for the alignment of the part.
@@ -813,7 +818,7 @@ impl MessageMemory {
         });
         let landing = LandingPool::new(Arc::clone(&domain), Arc::clone(&budget), Self::RESERVE)?;
         let copies = landing.for_peer(pool.settings().send_quota);
-        Ok(Self { domain, budget, landing, copies, exposed: None, lending, retry: None })
+        Ok(Self { domain, budget, landing, copies, exposed: None, lending, retry: None, pause: Self::RETRY })
     }
 
     /// Takes the settings of the session.
@@ -864,11 +869,12 @@ impl MessageMemory {
 
     /// Notes that the handler is asked now. Memory that is given back from here on is a reason to ask once
     /// more.
-    pub(crate) fn will_ask(&self) {
+    pub(crate) fn will_ask(&mut self) {
         let shortage = &self.lending.shortage;
         // SYNC: the memory that eased the shortage was given back before, so the handler finds it.
         if shortage.load(Ordering::Acquire) == Lending::EASED {
             shortage.store(Lending::SHORT, Ordering::Release);
+            self.pause = Self::RETRY;
         }
     }
 
@@ -878,7 +884,16 @@ impl MessageMemory {
         if refused && self.retry.is_none() {
             self.lending.changed.notify_one();
         }
-        self.retry = refused.then(|| Instant::now() + Self::RETRY);
+        let now = refused.then(Instant::now);
+        match (now, self.retry) {
+            // Attempts before that have another cause, and say nothing of how long the shortage lasts.
+            (Some(now), Some(retry)) if retry <= now => {
+                self.pause = (2 * self.pause).min(Self::LONGEST_RETRY)
+            }
+            (Some(_), _) => {}
+            (None, _) => self.pause = Self::RETRY,
+        }
+        self.retry = now.map(|now| now + self.pause);
         if !refused && self.lending.shortage.load(Ordering::Relaxed) != Lending::NONE {
             self.lending.shortage.store(Lending::NONE, Ordering::Relaxed);
         }
@@ -888,7 +903,7 @@ impl MessageMemory {
     pub(crate) fn retry(&self) -> Option<Instant> {
         let retry = self.retry?;
         let eased = self.lending.shortage.load(Ordering::Acquire) == Lending::EASED;
-        Some(if eased { retry - Self::RETRY } else { retry })
+        Some(if eased { retry - self.pause } else { retry })
     }
 
     /// Frees memory that is kept for later, because nothing was sent for a while.

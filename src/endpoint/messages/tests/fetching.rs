@@ -119,7 +119,7 @@ async fn without_memory_a_fetch_waits_until_there_is_some() {
 }
 
 /// Memory that comes back without a notice, such as that of another connection, is found soon, although
-/// nothing else happens on the connection.
+/// nothing else happens on the connection. Until then the connection asks seldom.
 #[tokio::test]
 async fn memory_that_comes_back_without_a_notice_is_found() {
     /// Much less than the time between pings, which would hide a wake-up that is missing.
@@ -139,6 +139,10 @@ async fn memory_that_comes_back_without_a_notice_is_found() {
     // Everything in flight arrives, so that no message wakes the client later.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(client.waiting_offers(), 1);
+    client.with(|it| it.refused = 0);
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let refused = client.with(|it| it.refused);
+    assert!(refused < 20, "asked {refused} times in 0.4 s");
     client.free_offer(last - 1);
     let all_offered = async {
         while client.waiting_offers() > 0 {

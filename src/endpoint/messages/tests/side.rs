@@ -49,6 +49,8 @@ pub(super) struct Keeper {
     pub(super) messages: Vec<Bytes>,
     pub(super) landed: HashMap<u64, Option<Bytes>>,
     pub(super) stalls: usize,
+    /// How often there was no memory for an offer.
+    pub(super) refused: usize,
     pub(super) finished: bool,
     pub(super) fault: Option<String>,
 }
@@ -137,6 +139,7 @@ impl MessageHandler for Keeper {
         {
             let Some((parts, sources)) = sources(sender, &offer.rest) else {
                 self.offers.push_front(offer);
+                self.refused += 1;
                 break;
             };
             let mut message = vec![OFFER];
