@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
-use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics::{Gauge, Unit, describe_counter, describe_gauge, describe_histogram};
 use tonic_rdma_verbs::unstable::{SOFT_VERSIONS, Versions, lock};
 
 use super::held::held;
@@ -218,27 +218,31 @@ fn span(versions: Versions) -> String {
 pub(super) struct OpenConnection {
     role: Role,
     kind: &'static str,
-    transport: Mutex<&'static str>,
+    /// The gauge that counts the connection. Another recorder may have come meanwhile.
+    gauge: Mutex<Gauge>,
 }
 
 impl OpenConnection {
     pub(super) fn new(role: Role, verdict: Verdict, is_native: bool) -> Arc<Self> {
         let kind = if is_native { "native" } else { "http2" };
-        let opened = Arc::new(Self { role, kind, transport: Mutex::new(verdict.name()) });
-        opened.gauge(verdict.name()).increment(1.0);
+        let gauge = Self::count(role, verdict.name(), kind);
         OPEN.fetch_add(1, Ordering::Relaxed);
         refresh();
-        opened
+        Arc::new(Self { role, kind, gauge: Mutex::new(gauge) })
     }
 
-    fn gauge(&self, transport: &'static str) -> metrics::Gauge {
-        metrics::gauge!(CONNECTIONS, "side" => self.role.name(), "transport" => transport, "kind" => self.kind)
+    /// Counts a connection. Returns the gauge that counts it.
+    fn count(role: Role, transport: &'static str, kind: &'static str) -> Gauge {
+        let gauge =
+            metrics::gauge!(CONNECTIONS, "side" => role.name(), "transport" => transport, "kind" => kind);
+        gauge.increment(1.0);
+        gauge
     }
 }
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.gauge(*lock(&self.transport)).decrement(1.0);
+        lock(&self.gauge).decrement(1.0);
         OPEN.fetch_sub(1, Ordering::Relaxed);
         publish_if_last();
     }
@@ -251,11 +255,10 @@ pub(super) struct OpenHandle(pub(super) Weak<OpenConnection>);
 impl OpenHandle {
     /// Notes that calls over the connection stay in this process.
     pub(super) fn stays_in_process(&self) {
-        const IN_PROCESS: &str = "in_process";
         let Some(opened) = self.0.upgrade() else { return };
-        let mut transport = lock(&opened.transport);
-        opened.gauge(std::mem::replace(&mut transport, IN_PROCESS)).decrement(1.0);
-        opened.gauge(IN_PROCESS).increment(1.0);
+        let gauge = OpenConnection::count(opened.role, "in_process", opened.kind);
+        let before = std::mem::replace(&mut *lock(&opened.gauge), gauge);
+        before.decrement(1.0);
     }
 }
 
@@ -269,4 +272,30 @@ impl Drop for OpenHandle {
 /// Publishes the gauges of the process: now if no connection is left that would do so later.
 fn publish_if_last() {
     if OPEN.load(Ordering::Relaxed) == 0 { publish() } else { refresh() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use support::Meters;
+
+    /// An exporter that is installed later counts the connections that begin later.
+    #[test]
+    fn a_connection_from_before_the_exporter_does_not_count_at_its_end() {
+        let open = || OpenConnection::new(Role::Client, Verdict::Rdma, true);
+        let [before, moved] = [open(), open()];
+        let meters = Meters::default();
+        let count = |transport| meters.sum(CONNECTIONS, &[("transport", transport)]);
+        meters.within(|| {
+            let later = open();
+            let stays = |opened| OpenHandle(Arc::downgrade(opened)).stays_in_process();
+            stays(&moved);
+            assert_eq!(["rdma", "in_process"].map(count), [1.0, 1.0]);
+            drop(before);
+            stays(&later);
+            assert_eq!(["rdma", "in_process"].map(count), [0.0, 2.0]);
+            drop([later, moved]);
+            assert_eq!(["rdma", "in_process"].map(count), [0.0; 2]);
+        });
+    }
 }

@@ -8,7 +8,7 @@ use http::HeaderMap;
 use metrics::Histogram;
 use tonic::{Code, Status};
 
-use crate::endpoint::Role;
+use crate::endpoint::{Role, Run};
 
 const CALL_SECONDS: &str = "tonic_rdma_call_seconds";
 const QUEUE_SECONDS: &str = "tonic_rdma_queue_seconds";
@@ -68,6 +68,16 @@ impl CallTimes {
         let calls =
             || metrics::histogram!(CALL_SECONDS, "side" => side, "code" => name, "transport" => transport);
         self.calls[usize::from(is_local)][code as usize % CODES.len()].get_or_init(calls).record(took);
+    }
+}
+
+/// How long calls have waited, to record when the connection's lock is not held.
+#[derive(Debug)]
+pub(super) struct Queued(pub(super) Arc<CallTimes>, pub(super) Vec<Duration>);
+
+impl Run for Queued {
+    fn run(self: Arc<Self>) {
+        self.1.iter().for_each(|waited| self.0.queued(*waited));
     }
 }
 

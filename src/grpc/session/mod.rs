@@ -41,7 +41,7 @@ use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{Core, Role, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::Landing;
-use crate::grpc::times::CallTimes;
+use crate::grpc::times::{CallTimes, Queued};
 use crate::protocol::AbortCode;
 use crate::wire::hello::CONNECTION_WINDOWS;
 
@@ -561,8 +561,9 @@ impl MessageHandler for SessionState {
     fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {
         self.core.transmit(sender)?;
         if let Some(times) = &self.times {
-            for since in self.core.take_sent() {
-                times.queued(since.elapsed());
+            let waited: Vec<_> = self.core.take_sent().map(|since| since.elapsed()).collect();
+            if !waited.is_empty() {
+                self.core.after().runs.push(Arc::new(Queued(Arc::clone(times), waited)));
             }
         }
         if self.core.has_waiting() && sender.room() == 0 {
