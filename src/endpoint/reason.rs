@@ -140,7 +140,10 @@ impl RdmaUnavailable {
 
     /// Reads what the peer gave as its reason. `said` goes before its words.
     pub(super) fn of_peer(said: &str, reason: &str) -> Self {
+        // Words of an earlier version may begin with a bracket.
+        let is_label = |label: &str| label.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase());
         let tagged = reason.strip_prefix('[').and_then(|rest| rest.split_once("] "));
+        let tagged = tagged.filter(|(label, _)| is_label(label));
         let code = |label| ReasonCode::ALL.iter().find(|code| code.label() == label);
         match tagged {
             Some((label, text)) => {
@@ -181,8 +184,8 @@ mod tests {
             assert_eq!(theirs.to_string(), "the server declined: no RDMA: [see] there");
         }
         // Of an earlier version, and of a later one.
-        for (said, text) in [("[new_code] no RDMA", "no RDMA"), ("no RDMA", "no RDMA"), ("[", "["), ("", "")]
-        {
+        let same = ["no RDMA", "[::1] left", "[", ""].map(|said| (said, said));
+        for (said, text) in same.into_iter().chain([("[new_code] no RDMA", "no RDMA")]) {
             let theirs = RdmaUnavailable::of_peer("the peer can't", said);
             assert_eq!(
                 (theirs.code, theirs.to_string()),

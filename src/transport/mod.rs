@@ -116,7 +116,8 @@ impl RdmaConnector {
     ///
     /// A connection keeps its transport for life, so the transport changes with the next connection: after the
     /// end of an RDMA connection, the channel's next one may be of TCP, and the one after that of RDMA again.
-    /// The receiver gets the latest connection only, and no connection waits for it. With a
+    /// The receiver gets the latest connection only, which need not be taken. But the next connection waits for a
+    /// borrowed value, so don't hold one across an `await`. With a
     /// [`BalancedChannel`](crate::BalancedChannel), it is the latest connection to any of the endpoints.
     ///
     /// ```

@@ -250,8 +250,8 @@ impl RdmaChannel {
 
     /// Returns a receiver that is told of each new connection of this channel and its clones, for a program
     /// that acts on a change of the transport. Its value is that of [`last_connection`](Self::last_connection).
-    /// See [`RdmaConnector::watch_connection`](crate::RdmaConnector::watch_connection). It ends with the last
-    /// clone of the channel.
+    /// It ends with the last clone of the channel. Don't hold a borrowed value across an `await`
+    /// ([why](crate::RdmaConnector::watch_connection)).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -86,8 +86,8 @@ impl<S: GrpcService> Call<S> {
     }
 
     /// Polls the call where it was found. Returns whether the call waits, so that it has to go on as a task.
-    /// What it has to send is queued. `now` is the time, if it is known. Also returns the time of a poll of the completion queue, which is not
-    /// the handler's time.
+    /// What it has to send is queued. `now` is the time, if it is known. Also returns the time of a poll of the
+    /// completion queue, which is not the handler's time.
     pub(super) fn poll_in_place(&mut self, now: Option<Instant>) -> (bool, Duration) {
         self.runs(now);
         let mut context = Context::from_waker(Waker::noop());
