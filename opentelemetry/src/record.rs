@@ -189,10 +189,10 @@ where
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = self.project();
+        let mut this = self.project();
         // A body of `gather` around this one takes large fields out of the frames.
         let gathered = gathered_bytes();
-        let frame = ready!(this.inner.poll_frame(context));
+        let frame = ready!(this.inner.as_mut().poll_frame(context));
         let frame = frame.map(|frame| frame.map_err(|error| Status::from_error(error.into())));
         match &frame {
             Some(Ok(frame)) => match (frame.data_ref(), frame.trailers_ref()) {
@@ -205,6 +205,10 @@ where
             },
             Some(Err(status)) => this.side.ended(status.code()),
             None => this.side.ended(Code::Unknown),
+        }
+        // Such a body may not be polled to its end.
+        if this.inner.is_end_stream() {
+            this.side.ended(Code::Unknown);
         }
         Poll::Ready(frame)
     }
@@ -258,6 +262,11 @@ impl Messages {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
+    use http_body::Body as _;
+    use opentelemetry_sdk::metrics::SdkMeterProvider;
+
     use super::*;
 
     #[test]
@@ -270,6 +279,19 @@ mod tests {
             let counted: u64 = body.chunks(length).map(|frame| messages.add(frame)).sum();
             assert_eq!(counted, 3 + 258 + 3, "frames of {length}");
         }
+    }
+
+    /// hyper does not poll such a body again.
+    #[test]
+    fn a_call_whose_body_has_no_trailers_ends_with_the_last_frame() {
+        let instruments = Arc::new(Instruments::server(&SdkMeterProvider::default()));
+        let attributes = instruments.attributes("/page", false, None);
+        let call = Some(CallRecord::begin(&instruments, attributes, &HeaderMap::new()));
+        let (messages, side) = (Messages::default(), Side::Response { call });
+        let mut body = RecordedBody { inner: String::from("text"), messages, side };
+        let frame = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
+        assert!(matches!(&body.side, Side::Response { call: Some(call) } if call.ended));
     }
 
     #[test]
