@@ -286,7 +286,7 @@ mod tests {
         for (line, expected) in [
             (
                 &["x", "compre"][..],
-                "unrecognized subcommand 'compre'; did you mean compare? accepted: compare, --help, --version",
+                "unrecognized subcommand 'compre'; did you mean compare? accepted: compare, help, --help, --version",
             ),
             (&["x", "zz"], "unrecognized subcommand 'zz'; accepted: compare, --help, --version"),
             (&["x"], "a command is missing; accepted: compare, --help, --version"),

@@ -135,8 +135,11 @@ impl Communicator {
     ) -> Result<Self, CollectiveError> {
         let (rank, size) = (group.rank(), group.size());
         let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
-        let links =
-            LinkSettings { names: format!("{}/links", group.region_names()), ..LinkSettings::default() };
+        let links = LinkSettings {
+            names: format!("{}/links", group.region_names()),
+            limit: group.bootstrap_timeout(),
+            ..LinkSettings::default()
+        };
         let pairs = LinkSettings { names: format!("{}/pairs", links.names), ..links.clone() };
         let (generation, memory) = (group.generation(), pool.clone());
         // The links go on using the runtime on which they were opened, so it is not the caller's.
@@ -620,7 +623,8 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Sets how long the ranks wait for one another at the start. The default is one minute.
+    /// Sets how long the ranks wait for one another at the start, and how long two of them may take to make a
+    /// link. The default is one minute.
     pub fn bootstrap_timeout(mut self, limit: Duration) -> Self {
         self.settings.bootstrap_timeout = limit;
         self

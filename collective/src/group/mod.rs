@@ -22,6 +22,7 @@ mod state;
 mod survivors;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tonic_rdma_tensor::Channel;
 use tonic_rdma_tensor::unstable::bootstrap::{OwnRuntime, shortened};
@@ -90,6 +91,11 @@ impl Group {
     /// other process can attach the regions.
     pub(crate) fn region_names(&self) -> String {
         format!("tonic-rdma-collective/{:032x}", u128::from_be_bytes(self.session.group))
+    }
+
+    /// Returns how long making links may take.
+    pub(crate) fn bootstrap_timeout(&self) -> Duration {
+        self.session.settings.bootstrap_timeout
     }
 
     /// Carries out `future` on the group's own runtime, and waits for its result on any other one.

@@ -367,7 +367,8 @@ impl Settings {
     /// Returns the builder of the tensor device with these settings.
     pub(crate) fn device(&self) -> DeviceBuilder {
         // The names of regions contain secrets, so that only ranks of the group can attach them.
-        let builder = DeviceBuilder::default().listed(false);
+        // With many ranks for each core a link takes long, so only the time of the bootstrap limits it.
+        let builder = DeviceBuilder::default().listed(false).answer_timeout(self.bootstrap_timeout);
         let builder = match &self.config {
             Some(config) => builder.config(config.clone()),
             None => builder,
