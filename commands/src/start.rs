@@ -288,8 +288,8 @@ mod tests {
                 &["x", "compre"][..],
                 "unrecognized subcommand 'compre'; did you mean compare? accepted: compare, help, --help, --version",
             ),
-            (&["x", "zz"], "unrecognized subcommand 'zz'; accepted: compare, --help, --version"),
-            (&["x"], "a command is missing; accepted: compare, --help, --version"),
+            (&["x", "zz"], "unrecognized subcommand 'zz'; accepted: compare, help, --help, --version"),
+            (&["x"], "a command is missing; accepted: compare, help, --help, --version"),
             (&["x", "compare", "--mode", "a"], "unexpected argument '--mode' found; did you mean --modes?"),
             (
                 &["x", "compare", "--policie", "a"],
@@ -309,7 +309,7 @@ mod tests {
             ),
             (
                 &["x", "compare", "--limit", "-5"],
-                "invalid value '-5' for '--limit <limit>': invalid digit found in string",
+                "invalid value '-5' for '--limit <limit>': -5 is not in 0..=255",
             ),
             (
                 &["x", "compare", "--limit", "-5s"],
