@@ -400,7 +400,7 @@ impl Serialize for DiffRow {
     }
 }
 
-/// What is said of the comparison.
+/// The settings and the result of the comparison.
 #[derive(Clone, Debug, Serialize)]
 struct Facts {
     old: String,

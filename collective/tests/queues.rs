@@ -16,7 +16,7 @@ use tonic_rdma_verbs::counting::{self, Counts, Limits};
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// Makes these ranks of a group on threads of their own, and adds their numbers. Then each of them calls `then`,
-/// before any of them leaves. Nobody calls it if one has failed.
+/// before any of them leaves. If one has failed, `then` is not called.
 fn ranks(
     numbers: Range<usize>,
     size: usize,

@@ -149,7 +149,7 @@ pub(crate) struct CompareOptions {
     pub(crate) container: bool,
     /// Record metrics in both processes, as a service does
     ///
-    /// A recorder for Prometheus that nobody reads. With RDMA_HISTOGRAMS=yes native calls have histograms, too.
+    /// A recorder for Prometheus, without a port to read it. With RDMA_HISTOGRAMS=yes native calls have histograms, too.
     #[arg(long, hide_short_help = true)]
     pub(crate) with_metrics: bool,
     /// Settings of a program that chooses none; also calls at rates

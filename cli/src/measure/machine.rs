@@ -277,7 +277,7 @@ fn cpu(text: &str) -> Option<[f64; 2]> {
     let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<f64> = line.split_whitespace().filter_map(|field| field.parse().ok()).collect();
     let [user, nice, system, _, _, _, _, stolen, ..] = ticks[..] else { return None };
-    // Interrupts belong to nobody.
+    // The time of interrupts belongs to no process.
     let second = rustix::param::clock_ticks_per_second() as f64;
     Some([(user + nice + system) / second, stolen / second])
 }

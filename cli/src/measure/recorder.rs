@@ -18,7 +18,7 @@ pub(crate) fn install() -> Result<PrometheusHandle, Failure> {
     Ok(handle)
 }
 
-/// As [`install`], and adds up the histograms every second, because nobody asks for the metrics.
+/// As [`install`], and adds up the histograms every second, because no scraper does.
 pub(crate) fn install_unread() -> Result<(), Failure> {
     let handle = install()?;
     let upkeep = move || loop {

@@ -55,7 +55,7 @@ pub(super) enum Room {
     Free,
     /// So much lands already. The reader is woken when something was taken.
     Full,
-    /// The connections of the process hold so much. Nobody says when they hold less.
+    /// The connections of the process hold so much that this one waits, and no event says when they hold less.
     Crowded,
 }
 

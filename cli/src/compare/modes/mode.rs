@@ -7,7 +7,7 @@ use tonic_rdma_commands::{Flavour, Named};
 use crate::measure::settings::Consume;
 use crate::measure::transport::Encode;
 
-/// A mode: one way to carry the same bytes. What is said of each, `compare --list-modes` shows.
+/// A mode: one way to carry the same bytes. `compare --list-modes` shows the texts below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
