@@ -9,6 +9,7 @@ pub use crate::endpoint::{
 };
 
 pub use crate::grpc::status_of_http;
+pub use crate::grpc::times::CODES;
 pub use crate::transport::gather::body::gathered_bytes;
 pub use crate::transport::gather::landed::landed_length;
 pub use crate::transport::request::grpc_timeout;

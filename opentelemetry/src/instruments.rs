@@ -8,6 +8,7 @@ use std::time::Duration;
 use opentelemetry::metrics::{Counter, Histogram, MeterProvider};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
 use tonic::Code;
+use tonic_rdma::unstable::CODES;
 
 /// The buckets of durations, in seconds.
 #[rustfmt::skip]
@@ -22,27 +23,6 @@ const LATENCY: [f64; 41] = [
 const SIZE: [f64; 14] = [
     0.0, 1024.0, 2048.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0, 67108864.0,
     268435456.0, 1073741824.0, 4294967296.0,
-];
-
-/// The names of codes, in their order from 0.
-const CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
 ];
 
 type Filter = Arc<dyn Fn(&str) -> bool + Send + Sync>;

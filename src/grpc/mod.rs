@@ -19,7 +19,7 @@ mod frame;
 mod outgoing;
 mod server;
 mod session;
-mod times;
+pub(crate) mod times;
 
 pub(crate) use crate::transport::gather::landed;
 pub use calls::CallConfig;

@@ -14,7 +14,7 @@ const CALL_SECONDS: &str = "tonic_rdma_call_seconds";
 const QUEUE_SECONDS: &str = "tonic_rdma_queue_seconds";
 
 /// The names of the codes of a status, by number (grpc/doc/statuscodes.md).
-const CODES: [&str; 17] = [
+pub const CODES: [&str; 17] = [
     "OK",
     "CANCELLED",
     "UNKNOWN",
