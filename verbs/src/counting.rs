@@ -321,7 +321,7 @@ impl Counter {
         let (objects, limit) = ((kind.objects)(&mut state.counts), (kind.limit)(&state.limits).into());
         VerbsError::check_limits([(kind.name, objects.alive() + 1, limit)])?;
         objects.created += 1;
-        Ok(Life { counter: self.clone(), kind, is_made: false })
+        Ok(Life { counter: self.clone(), kind, is_made: false, device: None })
     }
 
     fn sent(&self, by: QueuePairNumber, requests: &[SendRequest<'_>], result: &Result<(), PostError>) {
@@ -366,7 +366,7 @@ pub fn count_all() -> Counter {
 /// Returns `device`, wrapped so that `counter` counts what is asked of it. Objects of the device itself, such
 /// as completion queues, also work with the wrapped device.
 pub fn wrap(device: Arc<dyn Context>, counter: &Counter) -> Arc<dyn Context> {
-    Arc::new(CountedDevice::new(device, counter))
+    CountedDevice::new(device, counter)
 }
 
 /// Wraps a device that was opened, if the process counts all devices. A device that is open keeps its address
@@ -380,7 +380,7 @@ pub(crate) fn if_asked(device: Arc<dyn Context>) -> Arc<dyn Context> {
     if let Some(known) = open.iter().filter_map(Weak::upgrade).find(is_it) {
         return known;
     }
-    let counted = Arc::new(CountedDevice::new(device, counter));
+    let counted = CountedDevice::new(device, counter);
     open.push(Arc::downgrade(&counted));
     counted
 }
@@ -394,15 +394,22 @@ fn own<'a, T: ?Sized + 'static>(object: &'a Arc<T>, any: &'a dyn Any) -> &'a Arc
 /// A device that is counted.
 #[derive(Debug)]
 struct CountedDevice {
+    me: Weak<Self>,
     inner: Arc<dyn Context>,
     attributes: DeviceAttributes,
     counter: Counter,
 }
 
 impl CountedDevice {
-    fn new(inner: Arc<dyn Context>, counter: &Counter) -> Self {
+    fn new(inner: Arc<dyn Context>, counter: &Counter) -> Arc<Self> {
         let attributes = counter.limits().of(inner.attributes());
-        Self { inner, attributes, counter: counter.clone() }
+        Arc::new_cyclic(|me| Self { me: me.clone(), inner, attributes, counter: counter.clone() })
+    }
+
+    fn begin(&self, kind: Kind) -> Result<Life, VerbsError> {
+        let mut life = self.counter.begin(kind)?;
+        life.device = self.me.upgrade();
+        Ok(life)
     }
 }
 
@@ -420,9 +427,18 @@ struct Life {
     counter: Counter,
     kind: Kind,
     is_made: bool,
+    /// Stays open, under its address, as long as one of its objects is there.
+    device: Option<Arc<CountedDevice>>,
 }
 
 impl Life {
+    /// Counts an object that is about to be made of this one.
+    fn begin(&self, kind: Kind) -> Result<Self, VerbsError> {
+        let mut life = self.counter.begin(kind)?;
+        life.device.clone_from(&self.device);
+        Ok(life)
+    }
+
     /// Begins the life of the object that was made.
     fn of<T: ?Sized>(mut self, inner: Arc<T>) -> Counted<T> {
         self.is_made = true;
@@ -462,13 +478,13 @@ impl Context for CountedDevice {
     }
 
     fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
-        let life = self.counter.begin(DOMAINS)?;
+        let life = self.begin(DOMAINS)?;
         Ok(Arc::new(life.of(self.inner.alloc_protection_domain()?)))
     }
 
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
         self.counter.limits().check_completions(capacity)?;
-        let life = self.counter.begin(COMPLETION_QUEUES)?;
+        let life = self.begin(COMPLETION_QUEUES)?;
         Ok(Arc::new(life.of(self.inner.create_completion_queue(capacity)?)))
     }
 }
@@ -485,7 +501,7 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         range: Range<usize>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        let life = self.life.counter.begin(REGIONS)?;
+        let life = self.life.begin(REGIONS)?;
         let region = self.inner.register_range(memory, range, access)?;
         self.life.counter.add(|counts| counts.registered_bytes += region.range().len() as u64);
         Ok(Arc::new(life.of(region)))
@@ -496,7 +512,7 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         memory: &DmaBuf<'_>,
         access: Access,
     ) -> Result<Arc<dyn DeviceMemoryRegion>, VerbsError> {
-        let life = self.life.counter.begin(REGIONS)?;
+        let life = self.life.begin(REGIONS)?;
         let region = self.inner.register_dmabuf(memory, access)?;
         self.life.counter.add(|counts| counts.registered_bytes += region.length());
         Ok(Arc::new(life.of(region)))
@@ -509,7 +525,7 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
         let queues = (own(send_queue, &**send_queue), own(receive_queue, &**receive_queue));
-        let life = CountedPair::begin(&self.life.counter, capacity)?;
+        let life = CountedPair::begin(&self.life, capacity)?;
         Ok(CountedPair::new(life.of(self.inner.create_queue_pair(queues.0, queues.1, capacity)?)))
     }
 
@@ -518,7 +534,7 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
         capacity: u32,
         segments: u32,
     ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
-        let life = self.life.counter.begin(SHARED_RECEIVE_QUEUES)?;
+        let life = self.life.begin(SHARED_RECEIVE_QUEUES)?;
         Ok(Arc::new(life.of(self.inner.create_shared_receive_queue(capacity, segments)?)))
     }
 
@@ -531,7 +547,7 @@ impl ProtectionDomain for Counted<dyn ProtectionDomain> {
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
         let queues = (own(send_queue, &**send_queue), own(receive_queue, &**receive_queue));
         let receives = own(receives, &**receives);
-        let life = CountedPair::begin(&self.life.counter, capacity)?;
+        let life = CountedPair::begin(&self.life, capacity)?;
         let pair = self.inner.create_sharing_queue_pair(queues.0, queues.1, receives, capacity)?;
         Ok(CountedPair::new(life.of(pair)))
     }
@@ -616,9 +632,9 @@ impl Sealed for CountedPair {}
 
 impl CountedPair {
     /// Counts a queue pair that is about to be made, if the device may have one of this capacity.
-    fn begin(counter: &Counter, capacity: &QueuePairCapacity) -> Result<Life, VerbsError> {
-        counter.limits().check_requests(capacity)?;
-        counter.begin(QUEUE_PAIRS)
+    fn begin(domain: &Life, capacity: &QueuePairCapacity) -> Result<Life, VerbsError> {
+        domain.counter.limits().check_requests(capacity)?;
+        domain.begin(QUEUE_PAIRS)
     }
 
     fn new(Counted { inner, life }: Counted<dyn QueuePair>) -> Arc<Self> {
@@ -658,7 +674,7 @@ impl QueuePair for CountedPair {
         access: Access,
     ) -> Result<Option<Arc<dyn MemoryWindow>>, VerbsError> {
         // A device without room for a window opens none.
-        let Ok(life) = self.life.counter.begin(WINDOWS) else { return Ok(None) };
+        let Ok(life) = self.life.begin(WINDOWS) else { return Ok(None) };
         let window = self.inner.open_window(own(region, &**region), range, access)?;
         Ok(window.map(|window| -> Arc<dyn MemoryWindow> { Arc::new(life.of(window)) }))
     }
