@@ -20,7 +20,7 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
@@ -36,11 +36,6 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest};
 
-/// Upper bounds of the histograms' buckets, in seconds. Without them the exporter makes summaries, which can't
-/// be added up over processes.
-const BUCKETS: [f64; 16] =
-    [1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
-
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -51,9 +46,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     words.iter().try_for_each(|word| settings.set(word))?;
     tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
 
-    let builder = PrometheusBuilder::new();
-    let handle =
-        builder.set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS)?.install_recorder()?;
+    let handle = PrometheusBuilder::new().install_recorder()?;
     let listener = TcpListener::bind(metrics)?;
     println!("metrics at http://{}/metrics", listener.local_addr()?);
     // A thread of its own, because a handler may block the runtime's.

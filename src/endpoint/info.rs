@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::histogram::Histograms;
 use super::reason::{RdmaUnavailable, ReasonCode};
 use super::tuner::{Chooser, TransferDecision};
 
@@ -283,6 +284,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: Counter,)+
+            pub(crate) histograms: Arc<Histograms>,
         }
 
         /// The counters of a connection at one moment, from
@@ -325,6 +327,7 @@ macro_rules! counters {
                         metrics::counter!($metric).increment(fresh);
                     }
                 )+
+                self.histograms.publish();
             }
         }
     };

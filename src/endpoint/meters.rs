@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
-use metrics::{Gauge, Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics::{Gauge, KeyName, Unit, describe_counter, describe_gauge};
 use tonic_rdma_verbs::unstable::{SOFT_VERSIONS, Versions, lock};
 
 use super::held::held;
@@ -18,11 +18,10 @@ use super::reason::ReasonCode;
 use crate::wire::hello::VERSIONS;
 
 /// What describes a metric to the recorder.
-type Describe = fn(&'static str, Unit, &'static str);
+type Describe = fn(KeyName, Unit, &'static str);
 
 const COUNTER: Describe = |name, unit, text| describe_counter!(name, unit, text);
 const GAUGE: Describe = |name, unit, text| describe_gauge!(name, unit, text);
-const HISTOGRAM: Describe = |name, unit, text| describe_histogram!(name, unit, text);
 
 /// The metrics of all packages, without the counters of connections.
 const METRICS: &[(Describe, &str, &str)] = &[
@@ -40,17 +39,16 @@ const METRICS: &[(Describe, &str, &str)] = &[
     (GAUGE, DESCRIPTORS_LIMIT, "Limit of file descriptors (ulimit -n)"),
     (GAUGE, "tonic_rdma_shared_receive_buffers", "Receive buffers that connections share"),
     (GAUGE, "tonic_rdma_rendezvous_threshold_bytes", "Length from which writes go by rendezvous, by device"),
+    (COUNTER, "tonic_rdma_tensor_naps_total", "Waits for a tensor that a timer ended; each is a fault"),
+];
+
+/// The [histograms](super::Histograms).
+const HISTOGRAMS: [(&str, &str); 2] = [
+    ("tonic_rdma_call_seconds", "Native calls, from begin to end, by status; off unless RDMA_HISTOGRAMS=yes"),
     (
-        HISTOGRAM,
-        "tonic_rdma_call_seconds",
-        "Native calls, from begin to end, by status; off unless RDMA_HISTOGRAMS=yes",
-    ),
-    (
-        HISTOGRAM,
         "tonic_rdma_queue_seconds",
         "Time that native calls wait before they are sent, or before their handler runs",
     ),
-    (COUNTER, "tonic_rdma_tensor_naps_total", "Waits for a tensor that a timer ended; each is a fault"),
 ];
 
 const BUILD_INFO: &str = "tonic_rdma_build_info";
@@ -84,7 +82,14 @@ pub fn describe_metrics() {
             name if name.ends_with("_seconds") => Unit::Seconds,
             _ => Unit::Count,
         };
-        describe(name, unit, text);
+        describe(KeyName::from_const_str(name), unit, text);
+    }
+    for (name, text) in HISTOGRAMS {
+        let unit = if name.ends_with("_bytes") { Unit::Bytes } else { Unit::Seconds };
+        let parts = [(COUNTER, "bucket", Unit::Count), (COUNTER, "count", Unit::Count), (GAUGE, "sum", unit)];
+        for (describe, part, unit) in parts {
+            describe(format!("{name}_{part}").into(), unit, text);
+        }
     }
     // A series without its first value would hide the first increment from `increase`.
     for role in [Role::Client, Role::Server] {

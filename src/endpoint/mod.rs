@@ -26,6 +26,7 @@ mod connection;
 mod deferred;
 mod error;
 mod held;
+mod histogram;
 mod info;
 mod journal;
 mod link;
@@ -50,6 +51,7 @@ pub(crate) use error::{ConnectionFault, not_in_time};
 #[cfg(test)]
 pub(crate) use held::HeldBudget;
 pub(crate) use held::HeldShare;
+pub(crate) use histogram::{Histogram, Histograms, SECONDS, histogram};
 pub(crate) use info::Role;
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};

@@ -1,14 +1,14 @@
 //! The times of native calls, for two histograms: from begin to end, and in queues. There are none unless the
 //! configuration asks for them.
 
+use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
-use metrics::Histogram;
 use tonic::{Code, Status};
 
-use crate::endpoint::{Role, Run};
+use crate::endpoint::{Histogram, Histograms, Role, SECONDS, histogram};
 
 const CALL_SECONDS: &str = "tonic_rdma_call_seconds";
 const QUEUE_SECONDS: &str = "tonic_rdma_queue_seconds";
@@ -34,27 +34,27 @@ pub const CODES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-/// The histograms of one connection. The recorder is asked once for each of them.
+/// The histograms of one connection.
 #[derive(Debug)]
 pub(crate) struct CallTimes {
     side: &'static str,
-    /// Calls by status: those over RDMA, and those in this process.
-    calls: [[OnceLock<Histogram>; CODES.len()]; 2],
-    queue: OnceLock<Histogram>,
+    histograms: Arc<Histograms>,
+    /// Calls by status: those over RDMA, and those in this process. Most statuses never come.
+    calls: [[OnceLock<Arc<Histogram>>; CODES.len()]; 2],
+    queue: Arc<Histogram>,
 }
 
 impl CallTimes {
-    pub(super) fn new(role: Role) -> Arc<Self> {
+    pub(super) fn new(role: Role, histograms: Arc<Histograms>) -> Arc<Self> {
         let calls = [(); 2].map(|()| [const { OnceLock::new() }; CODES.len()]);
-        Arc::new(Self { side: role.name(), calls, queue: OnceLock::new() })
+        let queue = histogram!(QUEUE_SECONDS, "side" => role.name(); &SECONDS, histograms);
+        Arc::new(Self { side: role.name(), histograms, calls, queue })
     }
 
     /// Records how long a call has waited: a client's until its first message was sent, a server's until its
     /// handler ran.
     pub(super) fn queued(&self, waited: Duration) {
-        let side = self.side;
-        let queue = || metrics::histogram!(QUEUE_SECONDS, "side" => side);
-        self.queue.get_or_init(queue).record(waited);
+        self.queue.record(nanoseconds(waited));
     }
 
     /// Times a call that began at `begun`. `is_local`: in this process.
@@ -63,22 +63,25 @@ impl CallTimes {
     }
 
     fn ended(&self, code: Code, is_local: bool, took: Duration) {
-        let (side, transport) = (self.side, if is_local { "in_process" } else { "rdma" });
-        let name = CODES[code as usize % CODES.len()];
-        let calls =
-            || metrics::histogram!(CALL_SECONDS, "side" => side, "code" => name, "transport" => transport);
-        self.calls[usize::from(is_local)][code as usize % CODES.len()].get_or_init(calls).record(took);
+        let code = code as usize % CODES.len();
+        let add = || {
+            let (side, transport) = (self.side, if is_local { "in_process" } else { "rdma" });
+            histogram!(
+                CALL_SECONDS, "side" => side, "code" => CODES[code], "transport" => transport;
+                &SECONDS, self.histograms
+            )
+        };
+        self.calls[usize::from(is_local)][code].get_or_init(add).record(nanoseconds(took));
     }
 }
 
-/// How long calls have waited, to record when the connection's lock is not held.
-#[derive(Debug)]
-pub(super) struct Queued(pub(super) Arc<CallTimes>, pub(super) Vec<Duration>);
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos().try_into().unwrap_or(u64::MAX)
+}
 
-impl Run for Queued {
-    fn run(self: Arc<Self>) {
-        self.1.iter().for_each(|waited| self.0.queued(*waited));
-    }
+thread_local! {
+    /// When a call that is timed ended here last, or became a task.
+    static LAST_END: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// The time of one call, which ends when this is dropped. Without a status the call was cancelled.
@@ -93,12 +96,23 @@ pub(crate) struct CallTimer {
 }
 
 impl CallTimer {
-    /// Notes that the handler runs from now on, the first time.
-    pub(super) fn runs(&mut self, now: Option<Instant>) {
+    /// Notes that the handler runs from `now` on, the first time.
+    pub(super) fn runs(&mut self, now: impl FnOnce() -> Instant) {
         if self.queued.is_none() {
-            let now = now.unwrap_or_else(Instant::now);
-            self.queued = Some(now.saturating_duration_since(self.begun));
+            self.queued = Some(now().saturating_duration_since(self.begun));
         }
+    }
+
+    /// Notes that the handler runs from now on, on the thread that has just received the call: since then it was
+    /// with other calls at most, so the clock need not be read again.
+    pub(super) fn runs_where_received(&mut self) {
+        let begun = self.begun;
+        self.runs(|| LAST_END.get().map_or(begun, |last| last.max(begun)));
+    }
+
+    /// Notes that the handler waits, so that this thread turns to the next call.
+    pub(super) fn leaves_this_thread(&self) {
+        LAST_END.set(Some(Instant::now()));
     }
 
     /// Notes the status of the call.
@@ -108,17 +122,19 @@ impl CallTimer {
 
     /// Notes the status in trailers.
     pub(super) fn set_code_of(&mut self, trailers: &HeaderMap) {
-        self.code = match trailers.get(Status::GRPC_STATUS) {
-            Some(code) => Code::from_bytes(code.as_bytes()),
-            None => Code::Unknown,
-        };
+        // Most have the status alone, or first, and to find it by name takes longer.
+        let first = trailers.iter().next().filter(|(name, _)| *name == Status::GRPC_STATUS);
+        let code = first.map(|(_, code)| code).or_else(|| trailers.get(Status::GRPC_STATUS));
+        self.code = code.map_or(Code::Unknown, |code| Code::from_bytes(code.as_bytes()));
     }
 }
 
 impl Drop for CallTimer {
     fn drop(&mut self) {
-        self.times.ended(self.code, self.is_local, self.begun.elapsed());
+        let now = Instant::now();
+        self.times.ended(self.code, self.is_local, now.saturating_duration_since(self.begun));
         if let Some(queued) = self.queued {
+            LAST_END.set(Some(now));
             self.times.queued(queued);
         }
     }

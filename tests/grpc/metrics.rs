@@ -82,29 +82,32 @@ fn each_call_is_in_the_histograms_with_its_status() {
                 until(|| greeter.held() == 1).await;
                 held.abort();
                 until(|| greeter.held() == 0).await;
-                let count = |side, code| {
-                    let labels = [("side", side), ("code", code), ("transport", transport)];
-                    meters.values(CALLS, &labels).len()
-                };
-                let all = |side| meters.values(CALLS, &[("side", side)]).len();
-                until(|| SIDES.map(all) == [OK + 3; 2]).await;
+                // A connection publishes its histograms once a second, and at its end.
+                drop((client, channel));
+                server.abort();
+                let values = |name: &str, labels: &[_]| meters.sum(&format!("{name}_count"), labels);
+                let count =
+                    |side, code| values(CALLS, &[("side", side), ("code", code), ("transport", transport)]);
+                let all = |name| SIDES.map(|side| values(name, &[("side", side)]));
+                until(|| [CALLS, QUEUE].map(all) == [[OK as f64 + 3.0; 2]; 2]).await;
                 for side in SIDES {
                     assert_eq!(
                         (count(side, "OK"), count(side, "UNIMPLEMENTED")),
-                        (OK, 1),
+                        (OK as f64, 1.0),
                         "{side} {transport}"
                     );
                     assert_eq!(
                         count(side, "DEADLINE_EXCEEDED") + count(side, "CANCELLED"),
-                        2,
+                        2.0,
                         "{side} {transport}"
                     );
-                    assert_eq!(meters.values(QUEUE, &[("side", side)]).len(), OK + 3, "{side} {transport}");
                 }
-                assert_eq!((count("client", "DEADLINE_EXCEEDED"), count("client", "CANCELLED")), (1, 1));
-                let slowest = meters.values(CALLS, &[("code", "DEADLINE_EXCEEDED"), ("side", "client")]);
-                assert!((0.05..100.0).contains(&slowest[0]), "{slowest:?}");
-                server.abort();
+                assert_eq!((count("client", "DEADLINE_EXCEEDED"), count("client", "CANCELLED")), (1.0, 1.0));
+                let late = [("code", "DEADLINE_EXCEEDED"), ("side", "client")];
+                let seconds = meters.sum(&format!("{CALLS}_sum"), &late);
+                assert!((0.05..100.0).contains(&seconds), "{seconds}");
+                let up_to = |le| meters.sum(&format!("{CALLS}_bucket"), &[late[0], late[1], ("le", le)]);
+                assert_eq!(["0.02", "600", "+Inf"].map(up_to), [0.0, 1.0, 1.0]);
             });
         });
     }
@@ -139,13 +142,12 @@ fn a_call_that_waits_is_in_the_histogram_of_queues() {
                 tokio::time::sleep(WAIT).await;
                 greeter.release(1);
                 assert_eq!((held.await.unwrap(), waits.await.unwrap()), ("held".into(), "second".into()));
-                let long = |side: &str| {
-                    let waited = meters.values(QUEUE, &[("side", side)]);
-                    waited.iter().filter(|waited| **waited >= WAIT.as_secs_f64() / 2.0).count()
-                };
-                until(|| meters.values(QUEUE, &[("side", "server")]).len() == 2).await;
-                assert_eq!(SIDES.map(|side| long(side) == 1), SIDES.map(|side| side == waits_at));
+                drop(channel);
                 server.abort();
+                let count = |side| meters.sum(&format!("{QUEUE}_count"), &[("side", side)]);
+                until(|| SIDES.map(count) == [2.0; 2]).await;
+                let short = |side| meters.sum(&format!("{QUEUE}_bucket"), &[("side", side), ("le", "0.05")]);
+                assert_eq!(SIDES.map(|side| short(side) == 1.0), SIDES.map(|side| side == waits_at));
             });
         });
     }
@@ -161,7 +163,7 @@ fn without_a_wish_calls_are_not_timed() {
             server.abort();
         });
     });
-    assert!(!meters.has(CALLS) && !meters.has(QUEUE));
+    assert!([CALLS, QUEUE].iter().all(|name| !meters.has(&format!("{name}_count"))));
     assert!(meters.has(CONNECTIONS));
 }
 

@@ -28,6 +28,7 @@ use crate::endpoint::connection::{Connection, Member};
 use crate::endpoint::deferred::Run;
 use crate::endpoint::error::ConnectionFault;
 use crate::endpoint::held::{HeldBudget, HeldShare};
+use crate::endpoint::histogram::Histograms;
 use crate::endpoint::info::{Counters, RdmaConnectInfo};
 use crate::endpoint::meeting::Meeting;
 use crate::endpoint::meters::OpenHandle;
@@ -96,9 +97,9 @@ impl MessageEndpoint {
         Self { connection, queue, reactor, lending, info, meeting, limit, held, has_histograms, opened }
     }
 
-    /// Returns whether calls are timed.
-    pub(crate) fn has_histograms(&self) -> bool {
-        self.has_histograms
+    /// Returns the connection's histograms, if calls are timed.
+    pub(crate) fn histograms(&self) -> Option<Arc<Histograms>> {
+        self.has_histograms.then(|| Arc::clone(&self.connection.counters.histograms))
     }
 
     /// Notes, for the metrics, that calls stay in this process.

@@ -89,7 +89,11 @@ impl<S: GrpcService> Call<S> {
     /// What it has to send is queued. `now` is the time, if it is known. Also returns the time of a poll of the
     /// completion queue, which is not the handler's time.
     pub(super) fn poll_in_place(&mut self, now: Option<Instant>) -> (bool, Duration) {
-        self.runs(now);
+        match (&mut self.timer, now) {
+            (Some(timer), Some(now)) => timer.runs(|| now),
+            (Some(timer), None) => timer.runs_where_received(),
+            (None, _) => {}
+        }
         let mut context = Context::from_waker(Waker::noop());
         if self.guarded(&mut context).is_ready() {
             return (false, Duration::ZERO);
@@ -97,13 +101,6 @@ impl<S: GrpcService> Call<S> {
         // A request that the CPU reads from the client's memory is there already.
         let Some(poll_time) = self.stream.poll_for_landing() else { return (true, Duration::ZERO) };
         (self.guarded(&mut context).is_pending(), poll_time)
-    }
-
-    /// Notes that the handler runs, if the call is timed.
-    fn runs(&mut self, now: Option<Instant>) {
-        if let Some(timer) = &mut self.timer {
-            timer.runs(now);
-        }
     }
 
     /// Notes the status of the call, if it is timed.
@@ -295,7 +292,9 @@ impl<S: GrpcService> Future for Call<S> {
             self.state = CallState::Done;
             return Poll::Ready(());
         }
-        self.runs(None);
+        if let Some(timer) = &mut self.timer {
+            timer.runs(Instant::now);
+        }
         let mut polled = self.guarded(context);
         if polled.is_pending() && self.limit.as_mut().is_some_and(|limit| limit.poll(context).is_ready()) {
             let timeout = self.limit.take().map(|limit| limit.timeout).unwrap_or_default();

@@ -571,6 +571,9 @@ impl<S: GrpcService> Acceptor<S> {
         let took = right.end().map(|took| took.saturating_sub(poll_time));
         let timer = if waits { None } else { call.timer.take() };
         if waits {
+            if let Some(timer) = &call.timer {
+                timer.leaves_this_thread();
+            }
             // Before the session drives, because that may take other calls, and this one has to be polled
             // when it can go on.
             runtime.spawn(call);

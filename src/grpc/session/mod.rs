@@ -41,7 +41,7 @@ use crate::grpc::calls::CallConfig;
 use crate::grpc::core::{Core, Role, StreamKey};
 use crate::grpc::fault::CallFault;
 use crate::grpc::landed::Landing;
-use crate::grpc::times::{CallTimes, Queued};
+use crate::grpc::times::CallTimes;
 use crate::protocol::AbortCode;
 use crate::wire::hello::CONNECTION_WINDOWS;
 
@@ -134,7 +134,7 @@ impl Session {
         let limit = config.connection_limit.unwrap_or_else(|| endpoint.connection_limit());
         let config = &config.clone().connection_limit(limit);
         let has_windows = endpoint.info().version() >= Some(CONNECTION_WINDOWS);
-        let times = endpoint.has_histograms().then(|| CallTimes::new(role));
+        let times = endpoint.histograms().map(|histograms| CallTimes::new(role, histograms));
         let core = Core::new(role, config, limit, has_windows, endpoint.share());
         let (is_usable, has_much_to_send) = (Arc::new(AtomicBool::new(true)), Arc::default());
         let session = Arc::new(Self {
@@ -561,9 +561,10 @@ impl MessageHandler for SessionState {
     fn transmit(&mut self, sender: &mut Sender<'_>) -> Result<(), ConnectionFault> {
         self.core.transmit(sender)?;
         if let Some(times) = &self.times {
-            let waited: Vec<_> = self.core.take_sent().map(|since| since.elapsed()).collect();
-            if !waited.is_empty() {
-                self.core.after().runs.push(Arc::new(Queued(Arc::clone(times), waited)));
+            let mut sent = self.core.take_sent().peekable();
+            if sent.peek().is_some() {
+                let now = Instant::now();
+                sent.for_each(|since| times.queued(now.saturating_duration_since(since)));
             }
         }
         if self.core.has_waiting() && sender.room() == 0 {

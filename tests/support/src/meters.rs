@@ -30,12 +30,6 @@ impl Meters {
         counters.chain(gauges).filter(|(key, _)| is_of(key, name, labels)).map(|(_, value)| value).sum()
     }
 
-    /// Returns the values in the histograms of this name that have these labels, among others.
-    pub fn values(&self, name: &str, labels: &[(&str, &str)]) -> Vec<f64> {
-        let found = self.0.get_histogram_handles().into_iter().filter(|(key, _)| is_of(key, name, labels));
-        found.flat_map(|(_, values)| values.data()).collect()
-    }
-
     /// Returns whether there is a metric of this name.
     pub fn has(&self, name: &str) -> bool {
         let mut found = false;

@@ -73,8 +73,10 @@ fn every_metric_of_the_page_is_described() {
     for (kind, unit, name, text) in pages::sources().iter().flat_map(|(_, text)| described_in(text)) {
         assert_eq!(described.insert(name.clone(), (kind, unit, text)), None, "{name} is described twice");
     }
+    let of_histogram = |name: &str| name.ends_with("_bucket") || name.ends_with("_count");
     for (name, (kind, unit, text)) in &described {
-        let expected = match &**name {
+        let expected = match name.trim_end_matches("_sum") {
+            name if of_histogram(name) => Unit::Count,
             name if name.contains("_bytes") => Unit::Bytes,
             name if name.ends_with("_seconds") => Unit::Seconds,
             _ => Unit::Count,
@@ -82,6 +84,16 @@ fn every_metric_of_the_page_is_described() {
         assert_eq!(unit.unwrap_or(Unit::Count), expected, "{name}");
         assert!(text.len() > 10 && !text.ends_with('.'), "{name}, a {kind}: {text:?}");
         assert!(text.trim() == text && !text.contains('\n'), "{name}: {text:?}");
+    }
+    // The library's histograms are a counter for the buckets, a counter of all values, and a gauge of their sum.
+    for part in ["_bucket", "_count", "_sum"] {
+        let kind = if part == "_sum" { "gauge" } else { "counter" };
+        let names: Vec<_> = described.keys().filter_map(|name| name.strip_suffix(part)).collect();
+        for name in names.into_iter().map(str::to_owned).collect::<Vec<_>>() {
+            let (of_part, unit, text) = described.remove(&format!("{name}{part}")).unwrap();
+            assert_eq!(of_part, kind, "{name}{part}");
+            described.insert(name, ("histogram", unit, text));
+        }
     }
     let page = on_the_page();
     let names = |metrics: Vec<&String>| metrics.into_iter().cloned().collect::<BTreeSet<_>>();
