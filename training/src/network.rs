@@ -46,6 +46,11 @@ pub(crate) struct Variable {
 }
 
 impl Model {
+    /// Returns the name, for people to read.
+    pub(crate) fn title(self) -> String {
+        if self.reads_texts() { format!("LSTM with {HIDDEN} states") } else { format!("{self:?}") }
+    }
+
     /// Returns whether the samples are texts.
     pub(crate) fn reads_texts(self) -> bool {
         self == Self::Lstm

@@ -1,7 +1,6 @@
 //! The processes of a job: this program, started several times, here or in part at a listening end on another
 //! host.
 
-use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
@@ -20,7 +19,7 @@ use tonic_rdma_commands::{Context as _, Failure, units};
 use crate::checkpoint::{self, Folder};
 use crate::options::{Job, MOST_RANKS, OnDeath, Options};
 use crate::step::JobShape;
-use crate::train::Training;
+use crate::train::{Training, say};
 
 /// The variable that sets the number of threads with which candle and its products of matrices compute.
 pub(crate) const THREADS: &str = "RAYON_NUM_THREADS";
@@ -274,9 +273,4 @@ fn run_group(options: &Options, hosts: &[Arc<Host>]) -> Result<Result<Training, 
 pub(crate) fn refused(name: &str, reason: &str, usage: bool) -> Failure {
     let text = format!("{name} is refused at the other end: {reason}");
     if usage { Failure::usage(text) } else { Failure::run(text) }
-}
-
-/// Writes progress. stderr may be closed; the results have the same values.
-pub(crate) fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -1,5 +1,6 @@
 //! One rank of a training, the group of all ranks, and the result.
 
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,11 +16,9 @@ use tonic_rdma_commands::{Context as _, Failure, units};
 use crate::array::{Array, Block, Error};
 use crate::checkpoint::{Checkpoint, Folder};
 use crate::data::{Data, SAME_SAMPLES, part, reorder};
-use crate::distributed::network;
 use crate::layer::{Gradients, Layer, cross_entropy};
 use crate::network::{Model, TABLE, rows};
 use crate::options::{Options, cores};
-use crate::processes::say;
 use crate::step::CLIP;
 use crate::variables::{Gradient, Variables, sum_of_rows};
 
@@ -42,6 +41,11 @@ struct Trainer<'a> {
     /// Seconds of each step that this process ran, and of its wait for gradients.
     steps: Vec<f64>,
     waits: Vec<f64>,
+}
+
+/// Writes progress. stderr may be closed; the results have the same values.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Trains as one rank of the group. The result is the same on all ranks, but for the durations.
@@ -426,7 +430,7 @@ impl Training {
             "{} of {} parameters, {}, {} samples a step\n{table}\n\
              A step takes {:.2} ms; {:.2} ms of it rank 0 waits for gradients, after its own backward pass (medians).\n\
              The weights of all ranks are equal, bit by bit: {}.\n{}{}",
-            network(self.model),
+            self.model.title(),
             self.parameters,
             machine(self.ranks, self.cores),
             self.batch,

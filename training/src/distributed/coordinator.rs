@@ -16,8 +16,9 @@ use crate::checkpoint::{Checkpoint, Folder};
 use crate::data::{Data, SAME_SAMPLES};
 use crate::network::{Values, Variable};
 use crate::options::{OnDeath, Options, cores};
-use crate::processes::{Restarts, say, start};
+use crate::processes::{Restarts, start};
 use crate::step::JobShape;
+use crate::train::say;
 use crate::variables;
 
 /// A job under way.

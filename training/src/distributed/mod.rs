@@ -14,5 +14,5 @@ mod parts;
 pub(crate) mod process;
 
 pub(crate) use coordinator::run;
-pub(crate) use outcome::{figure, network, text};
+pub(crate) use outcome::{figure, text};
 pub(crate) use process::serve;

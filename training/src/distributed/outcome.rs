@@ -118,7 +118,7 @@ pub(crate) fn text(comparison: &Comparison) -> String {
         1 => "The weights at the end:",
         _ => "All modes had the same losses in all steps and the same weights at the end, bit by bit:",
     };
-    let (name, s) = (network(comparison.model), |number: usize| if number == 1 { "" } else { "s" });
+    let (name, s) = (comparison.model.title(), |number: usize| if number == 1 { "" } else { "s" });
     let Comparison { parameters, workers, servers, batch, cores, .. } = comparison;
     format!(
         "{name} of {parameters} parameters, {servers} parameter server{}, {workers} worker{}, {batch} samples a step, {cores} core{}\n\
@@ -127,14 +127,6 @@ pub(crate) fn text(comparison: &Comparison) -> String {
         s(*workers),
         s(*cores),
     )
-}
-
-/// Returns the name of a model, for people to read.
-pub(crate) fn network(model: Model) -> String {
-    match model.reads_texts() {
-        true => format!("LSTM with {HIDDEN} states"),
-        false => format!("{model:?}"),
-    }
 }
 
 /// Returns the plot of a comparison, the paper's figure 10: how good the model is, by the time of the
