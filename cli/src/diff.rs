@@ -55,8 +55,9 @@ pub(crate) struct DiffOptions {
 }
 
 /// The fields that name a cell.
-const CELL: [&str; 20] = [
+const CELL: [&str; 22] = [
     "mode",
+    "http2",
     "algorithm",
     "method",
     "workload",
@@ -70,6 +71,7 @@ const CELL: [&str; 20] = [
     "servers",
     "workers",
     "compute",
+    "compute_scale",
     "batch",
     "ranks",
     "type",
@@ -81,8 +83,9 @@ const CELL: [&str; 20] = [
 const USUAL: [&str; 5] = ["up", "none", "f32", "registered", "sum"];
 
 /// The facts that are results, or choose cells. All others are settings.
-const NO_SETTINGS: [&str; 18] = [
+const NO_SETTINGS: [&str; 19] = [
     "rows",
+    "payloads",
     "rounds",
     "turns",
     "checks",

@@ -115,10 +115,18 @@ impl Ends {
 ///
 /// Fails as [`Host::call`] does.
 pub fn call(program: &str, server: Option<&str>) -> Result<Option<(Arc<Host>, Ends)>, Failure> {
-    let Some(address) = server else { return Ok(None) };
+    server.map(|address| call_host(program, "--server", address)).transpose()
+}
+
+/// Calls `address`, `HOST:PORT`, where the same program listens. `option` gave it.
+///
+/// # Errors
+///
+/// Fails as [`Host::call`] does.
+pub fn call_host(program: &str, option: &str, address: &str) -> Result<(Arc<Host>, Ends), Failure> {
     let client = End::this();
-    let (host, server, clock) = Host::call(program, address, &client)?;
-    Ok(Some((host, Ends { client, server, server_address: address.to_owned(), clock })))
+    let (host, server, clock) = Host::call(program, option, address, &client)?;
+    Ok((host, Ends { client, server, server_address: address.to_owned(), clock }))
 }
 
 /// Parses the options that a caller of another host has given, as its command line is parsed, so that the same

@@ -667,18 +667,19 @@ impl Children {
 }
 
 impl Host {
-    /// Calls `address`, `HOST:PORT`, where the same program listens. `facts` is what the other end gets to
-    /// know of this one. Returns what the other end is, too, and how far its clock is ahead.
+    /// Calls `address`, `HOST:PORT`, which `option` gave, where the same program listens. `facts` is what the
+    /// other end gets to know of this one. Returns what the other end is, too, and how far its clock is ahead.
     ///
     /// # Errors
     ///
     /// Fails if nothing answers there, or if the other end refuses this one: it is busy, or another version.
     pub fn call<F: Serialize + DeserializeOwned>(
         program: &str,
+        option: &str,
         address: &str,
         facts: &F,
     ) -> Result<(Arc<Self>, F, ClockOffset), Failure> {
-        let stream = connect(address)?;
+        let stream = connect(option, address)?;
         let failed = || format!("can't talk with {address}");
         let hello = Hello {
             program: program.to_owned(),
@@ -809,9 +810,9 @@ fn bad_address(option: &str, address: &str) -> Failure {
     Failure::usage(format!("{option}: {address:?} is no HOST:PORT of a host that is known here"))
 }
 
-fn connect(address: &str) -> Result<TcpStream, Failure> {
+fn connect(option: &str, address: &str) -> Result<TcpStream, Failure> {
     let mut failed = None;
-    for found in resolve("--server", address)? {
+    for found in resolve(option, address)? {
         match TcpStream::connect_timeout(&found, GREETING) {
             Ok(stream) => return Ok(stream),
             Err(error) => failed = Some(error),
@@ -842,7 +843,7 @@ mod tests {
             stream.write_all(b"{\"welcome\":{\"facts\":null,\"clock\":0}}\n").unwrap();
             stream
         });
-        let (host, (), _) = Host::call("it", &address, &()).unwrap();
+        let (host, (), _) = Host::call("it", "--server", &address, &()).unwrap();
         let mut other = other.join().unwrap();
         let (sender, events) = channel();
         let child = host.start("the child", &(), move |event| sender.send(event).is_ok()).unwrap();

@@ -1,16 +1,15 @@
 //! Tensors of the training graphs: numbers that can cross, and tensors of candle that stay in their process.
 //!
 //! ```text
-//!  Floats, Words   a shared vector, or a range of one    crosses without a copy
-//!  Tensor          a tensor of candle                    never crosses, because candle lends its memory under a lock only
-//!  Tape            what a backward pass needs            never crosses
+//!  Floats, Words   a shared vector               crosses without a copy
+//!  Tensor          a tensor of candle            never crosses, because candle lends its memory under a lock only
+//!  Tape            what a backward pass needs    never crosses
 //! ```
 //!
 //! A kernel whose output crosses takes the vector out of candle's tensor ([`Array::take`]). This copies
 //! nothing.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
@@ -31,22 +30,21 @@ pub(crate) enum Array {
     Tape(Arc<Tape>),
 }
 
-/// Numbers, row-major: a range of a shared vector.
+/// Numbers, row-major: a shared vector.
 #[derive(Clone)]
 pub(crate) struct Block<T> {
     dims: Vec<usize>,
     content: Arc<Vec<T>>,
-    range: Range<usize>,
 }
 
 impl<T: Pod + WithDType> Block<T> {
-    /// Makes the block of a whole vector, whose length is the product of `dims`.
+    /// Makes the block of a vector, whose length is the product of `dims`.
     pub(crate) fn new(dims: &[usize], content: Vec<T>) -> Result<Self, Error> {
         let length: usize = dims.iter().product();
         if content.len() != length {
             return Err(format!("{} numbers don't fill a tensor of shape {dims:?}", content.len()).into());
         }
-        Ok(Self { dims: dims.to_vec(), content: Arc::new(content), range: 0..length })
+        Ok(Self { dims: dims.to_vec(), content: Arc::new(content) })
     }
 
     pub(crate) fn dims(&self) -> &[usize] {
@@ -54,29 +52,17 @@ impl<T: Pod + WithDType> Block<T> {
     }
 
     pub(crate) fn values(&self) -> &[T] {
-        self.content.get(self.range.clone()).unwrap_or(&[])
+        &self.content
     }
 
-    /// Returns a range of the numbers, which shares the memory.
-    pub(crate) fn range(&self, range: Range<usize>) -> Result<Self, Error> {
-        let length = self.range.len();
-        if range.start > range.end || range.end > length {
-            return Err(format!("{length} numbers have no range {range:?}").into());
-        }
-        let from = self.range.start;
-        let range = from + range.start..from + range.end;
-        Ok(Self { dims: vec![range.len()], content: Arc::clone(&self.content), range })
+    /// Returns the numbers, to be changed. They are copied if others have them too.
+    pub(crate) fn values_mut(&mut self) -> &mut [T] {
+        Arc::<Vec<T>>::make_mut(&mut self.content)
     }
 
-    /// Returns the tensor of candle. The numbers are moved if this is the only reference to the whole vector,
-    /// and copied otherwise.
+    /// Returns the tensor of candle. The numbers are moved if nobody else has them, and copied otherwise.
     pub(crate) fn into_tensor(self) -> Result<Tensor, Error> {
-        let vector = match Arc::try_unwrap(self.content) {
-            Ok(whole) if whole.len() == self.range.len() => whole,
-            Ok(whole) => whole.get(self.range).unwrap_or(&[]).to_vec(),
-            Err(shared) => shared.get(self.range).unwrap_or(&[]).to_vec(),
-        };
-        Ok(Tensor::from_vec(vector, self.dims, &Device::Cpu)?)
+        Ok(Tensor::from_vec(Arc::unwrap_or_clone(self.content), self.dims, &Device::Cpu)?)
     }
 
     fn share(&self, dtype: Dtype) -> Result<tonic_rdma_tensor::Tensor, Error> {
@@ -229,9 +215,7 @@ mod tests {
         let pointer = array.as_floats().unwrap().values().as_ptr();
         let shared = array.share().unwrap();
         assert_eq!(shared.as_slice::<f32>().unwrap().as_ptr(), pointer);
-        let part = Array::Floats(array.as_floats().unwrap().range(2..5).unwrap());
         drop(array);
-        assert_eq!(part.share().unwrap().as_slice::<f32>().unwrap(), [3.0, 4.0, 5.0]);
         assert_eq!(shared.as_slice::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     }
 
@@ -273,7 +257,5 @@ mod tests {
         assert!(
             Array::filled(&spec(Dtype::F64), &mut |_| Ok(())).unwrap_err().to_string().contains("float64")
         );
-        let error = Array::floats(&[1], vec![1.0]).unwrap().as_floats().unwrap().range(0..2).unwrap_err();
-        assert!(error.to_string().contains("no range 0..2"), "{error}");
     }
 }

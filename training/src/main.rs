@@ -1,7 +1,9 @@
-//! An example that trains a network on several processes, through a graph or with tonic-rdma-collective.
+//! An example that trains a network on several processes: with parameter servers through a graph, or with
+//! tonic-rdma-collective.
 #![forbid(unsafe_code)]
 
 mod array;
+mod checkpoint;
 mod data;
 mod distributed;
 mod layer;
@@ -23,7 +25,7 @@ use tonic_rdma_commands::{Context as _, Failure, output, process};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use array::failure;
-use options::{Job, Options};
+use options::{Job, OnDeath, Options};
 use processes::{PROGRAM, THREADS};
 use train::{Group, Training};
 
@@ -47,21 +49,21 @@ fn run(options: &Options) -> Result<(), Failure> {
     options.check()?;
     output::check_files(&[("--json", options.json.as_deref()), ("--plot", options.plot.as_deref())])?;
     if train::is_launched()? {
-        if options.asked_ranks().is_some() || options.server.is_some() {
+        if options.asked_ranks().is_some() || !options.hosts.is_empty() || options.on_death != OnDeath::Fail {
             return Err(Failure::usage(
-                "a launcher started this process as one of several ranks; --ranks, --sync and --server start processes of their own, \
-                 so leave them out or leave out the launcher",
+                "a launcher started this process as one of several ranks; --ranks, --sync, --hosts and --on-death are for processes \
+                 that this program starts, so leave them out or leave out the launcher",
             ));
         }
-        return carry_out(options)?.map_or(Ok(()), |training| report_training(options, None, &training));
+        return carry_out(options)?.map_or(Ok(()), |training| report_training(options, &[], &training));
     }
-    let (host, ends) = ends::call(PROGRAM, options.server.as_deref())?.unzip();
+    let (hosts, ends) = processes::call_hosts(options)?;
     if let Some(shape) = options.shape() {
-        let comparison = distributed::run(options, shape, host.as_ref())?;
+        let comparison = distributed::run(options, shape, &hosts)?;
         let plot = || distributed::figure(&comparison);
-        report(options, ends.as_ref(), &comparison, &distributed::text(&comparison), plot)
+        report(options, &ends, &comparison, &distributed::text(&comparison), plot)
     } else {
-        report_training(options, ends.as_ref(), &processes::run_ranks(options, host.as_ref())?)
+        report_training(options, &ends, &processes::run_ranks(options, &hosts)?)
     }
 }
 
@@ -95,17 +97,17 @@ fn carry_out(job: &Options) -> Result<Option<Training>, Failure> {
     Ok((group.rank() == 0).then_some(training))
 }
 
-fn report_training(options: &Options, ends: Option<&Ends>, training: &Training) -> Result<(), Failure> {
+fn report_training(options: &Options, ends: &[Ends], training: &Training) -> Result<(), Failure> {
     // Scripts expect the training under its name.
     let result = BTreeMap::from([("train", training)]);
     report(options, ends, &result, &training.text(), || train::losses(training))
 }
 
-/// A result, with the two hosts that it is from.
+/// A result, with the hosts that it is from: this one and each of the others.
 #[derive(Serialize)]
 struct Between<'a, R> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ends: Option<&'a Ends>,
+    #[serde(skip_serializing_if = "<[Ends]>::is_empty")]
+    ends: &'a [Ends],
     #[serde(flatten)]
     result: &'a R,
 }
@@ -113,7 +115,7 @@ struct Between<'a, R> {
 /// Writes the files that the command line asks for, and prints the hosts and the text.
 fn report(
     options: &Options,
-    ends: Option<&Ends>,
+    ends: &[Ends],
     result: &impl Serialize,
     text: &str,
     plot: impl FnOnce() -> Plot<'static>,
@@ -125,6 +127,8 @@ fn report(
     if let Some(path) = &options.json {
         output::write_json(path, &Between { ends, result })?;
     }
-    let hosts = ends.map(Ends::lines).into_iter().flatten().map(|(name, text)| format!("{name}: {text}\n"));
+    // Each begins with this host, which is shown once.
+    let lines = ends.iter().enumerate().flat_map(|(at, ends)| ends.lines().into_iter().skip(at.min(1)));
+    let hosts = lines.map(|(name, text)| format!("{name}: {text}\n"));
     output::print(&(hosts.collect::<String>() + text), options.json.as_deref())
 }

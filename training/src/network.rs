@@ -28,23 +28,29 @@ pub(crate) enum Model {
     Mlp,
     /// Three wide linear layers, 5 824 522 parameters: bound by the communication, with small batches
     Wide,
-    /// An LSTM that predicts the next character of texts of varying length; needs --sync parameter-server or
-    /// allreduce
+    /// An LSTM that predicts the next character of texts of varying length
     Lstm,
 }
 
 /// Names and values of variables.
 pub(crate) type Values = Vec<(String, Block<f32>)>;
 
-/// A variable before the first step.
-#[derive(Clone, Debug)]
+/// A variable between two steps.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Variable {
     pub(crate) name: String,
     pub(crate) dims: Vec<usize>,
     pub(crate) values: Vec<f32>,
+    /// The momentum of each value.
+    pub(crate) velocities: Vec<f32>,
 }
 
 impl Model {
+    /// Returns the name, for people to read.
+    pub(crate) fn title(self) -> String {
+        if self.reads_texts() { format!("LSTM with {HIDDEN} states") } else { format!("{self:?}") }
+    }
+
     /// Returns whether the samples are texts.
     pub(crate) fn reads_texts(self) -> bool {
         self == Self::Lstm
@@ -104,7 +110,7 @@ impl Model {
         self.shapes().iter().map(|(_, dims)| dims.iter().product::<usize>()).sum()
     }
 
-    /// Returns the variables with their first values. Weights of networks for pictures are uniform, with the
+    /// Returns the variables with their first values, and velocities of 0. Weights of networks for pictures are uniform, with the
     /// variance 2 / (inputs of an output), as in He et al. 2015 (arXiv:1502.01852, section 2.2), and biases
     /// are 0. All variables of the LSTM are uniform within ±1 / √states, as in PyTorch's LSTM.
     pub(crate) fn variables(self, seed: u64) -> Vec<Variable> {
@@ -118,7 +124,8 @@ impl Model {
                 _ => 0.0,
             };
             let mut value = || if bound == 0.0 { 0.0 } else { (random.f32() * 2.0 - 1.0) * bound };
-            Variable { values: (0..dims.iter().product()).map(|_| value()).collect(), name, dims }
+            let values: Vec<f32> = (0..dims.iter().product()).map(|_| value()).collect();
+            Variable { velocities: vec![0.0; values.len()], values, name, dims }
         };
         self.shapes().into_iter().map(&mut variable).collect()
     }

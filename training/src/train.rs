@@ -1,23 +1,26 @@
 //! One rank of a training, the group of all ranks, and the result.
 
-use std::io::Write;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
 
+use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
-use tonic_rdma_collective::{CollectiveError, Communicator, Fusion, Launch, Reduction};
+use tonic_rdma_collective::{CollectiveError, Communicator, Fusion, Launch, Number};
 use tonic_rdma_commands::plot::{Axis, Content, Plot, Scale, Series};
 use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::grid;
 use tonic_rdma_commands::{Context as _, Failure, units};
 
-use crate::array::{Block, Error};
+use crate::array::{Array, Block, Error};
+use crate::checkpoint::{Checkpoint, Folder};
 use crate::data::{Data, SAME_SAMPLES, part, reorder};
 use crate::layer::{Gradients, Layer, cross_entropy};
-use crate::network::Model;
+use crate::network::{Model, TABLE, rows};
 use crate::options::{Options, cores};
-use crate::variables::{Gradient, Variables};
+use crate::step::CLIP;
+use crate::variables::{Gradient, Variables, sum_of_rows};
 
 /// One rank of a training under way.
 struct Trainer<'a> {
@@ -28,11 +31,21 @@ struct Trainer<'a> {
     variables: Arc<Variables>,
     /// Averages the gradients over all ranks in buckets, while the rank computes further gradients.
     fusion: Fusion<f32>,
-    /// The mean loss of the samples of each step: this rank's part of it, until the end of the epoch.
+    /// The mean loss of the samples of each step, and the number of steps in which it is that of all ranks. In
+    /// later steps it is this rank's part.
     losses: Vec<f64>,
-    /// Seconds of each step, and of its wait for gradients.
+    summed: usize,
+    /// Where rank 0 writes checkpoints, and the step of the latest one.
+    folder: Option<Folder>,
+    saved: usize,
+    /// Seconds of each step that this process ran, and of its wait for gradients.
     steps: Vec<f64>,
     waits: Vec<f64>,
+}
+
+/// Writes progress. stderr may be closed; the results have the same values.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Trains as one rank of the group. The result is the same on all ranks, but for the durations.
@@ -52,48 +65,59 @@ pub(crate) fn train(job: &Options, group: &Group) -> Result<Training, Error> {
     }
     let mut trainer = Trainer::new(job, group, data)?;
     let mut epochs = Vec::new();
-    for number in 0..job.epochs {
-        let epoch = trainer.epoch(number)?;
-        if group.rank() == 0 {
-            report(number, &epoch);
-        }
-        epochs.push(epoch);
+    for number in trainer.losses.len() / (samples / job.batch)..job.epochs {
         if trainer.remaining_steps() == 0 {
             break;
         }
+        let epoch = trainer.epoch(number)?;
+        if group.rank() == 0 {
+            let Epoch { loss, accuracy, samples_per_s, .. } = epoch;
+            let percent = accuracy * 100.0;
+            say(&format!(
+                "epoch {}: loss {loss:.4}, accuracy {percent:.2} %, {samples_per_s:.0} samples/s",
+                number + 1
+            ));
+        }
+        epochs.push(epoch);
     }
+    trainer.save()?;
     trainer.finish(epochs)
-}
-
-/// Writes the progress of a long training.
-fn report(number: usize, epoch: &Epoch) {
-    // stderr may be closed. The result has the same values.
-    let _ = writeln!(
-        std::io::stderr(),
-        "epoch {}: loss {:.4}, accuracy {:.2} %, {:.0} samples/s",
-        number + 1,
-        epoch.loss,
-        epoch.accuracy * 100.0,
-        epoch.samples_per_s
-    );
 }
 
 impl<'a> Trainer<'a> {
     fn new(job: &'a Options, group: &'a Group, data: Data) -> Result<Self, Error> {
-        // Each rank begins with weights of its own, and gets those of rank 0.
-        let mut variables = job.model.variables(job.seed.wrapping_add(group.rank() as u64));
+        // Each rank begins with weights of its own, and gets those of rank 0: new ones, or those of a checkpoint.
+        let first = Checkpoint {
+            losses: Vec::new(),
+            variables: job.model.variables(job.seed.wrapping_add(group.rank() as u64)),
+        };
+        let folder = match group.rank() {
+            0 => Folder::open(job, group.size(), data.hash())?,
+            _ => None,
+        };
+        let found = folder.as_ref().map_or(Ok(None), |folder| folder.begin(job.resume))?;
+        let Checkpoint { mut losses, mut variables } = found.unwrap_or(first);
+        let mut steps = [losses.len() as u64];
+        group.share(&mut steps[..])?;
+        losses.resize(usize::try_from(steps[0])?, 0.0);
+        if !losses.is_empty() {
+            group.share(losses.as_mut_slice())?;
+        }
         for variable in &mut variables {
-            let values = variable.values.as_mut_slice();
-            group.done("the broadcast of the weights", group.communicator.broadcast(values, 0).wait())?;
+            group.share(variable.values.as_mut_slice())?;
+            group.share(variable.velocities.as_mut_slice())?;
         }
         Ok(Self {
             job,
             group,
             data,
             layers: job.model.layers(),
-            variables: Variables::new(variables, job.rate(), job.momentum)?,
+            variables: Variables::new(variables, job.rate(), job.momentum, steps[0])?,
             fusion: Fusion::builder(&group.communicator).build()?,
-            losses: Vec::new(),
+            summed: losses.len(),
+            saved: losses.len(),
+            losses,
+            folder,
             steps: Vec::new(),
             waits: Vec::new(),
         })
@@ -104,12 +128,14 @@ impl<'a> Trainer<'a> {
         self.job.steps.unwrap_or(usize::MAX).saturating_sub(self.losses.len())
     }
 
-    /// Carries out one epoch. Samples that fill no batch are left out; each epoch leaves out others.
+    /// Carries out one epoch, or what a checkpoint leaves of it. Samples that fill no batch are left out; each
+    /// epoch leaves out others.
     fn epoch(&mut self, number: usize) -> Result<Epoch, Error> {
         let mut order = vec![0; self.data.train.len()];
         reorder(&mut order, self.job.seed, number);
-        let first = self.losses.len();
-        for batch in order.chunks_exact(self.job.batch).take(self.remaining_steps()) {
+        let (first, ran) = (number * (order.len() / self.job.batch), self.steps.len());
+        let batches = order.chunks_exact(self.job.batch).skip(self.losses.len() - first);
+        for batch in batches.take(self.remaining_steps()) {
             let began = Instant::now();
             self.step(batch).context(format!(
                 "rank {}: step {} failed",
@@ -117,45 +143,95 @@ impl<'a> Trainer<'a> {
                 self.losses.len()
             ))?;
             self.steps.push(began.elapsed().as_secs_f64());
+            if self.losses.len().is_multiple_of(self.job.checkpoint_every) {
+                self.save()?;
+            }
         }
-        // The losses of all ranks are added up once for each epoch, because nothing needs them earlier.
-        let losses = self.losses.get_mut(first..).unwrap_or_default();
-        self.group.sum(losses)?;
+        self.sum_losses()?;
+        let losses = self.losses.get(first..).unwrap_or_default();
         let (steps, loss) = (losses.len(), losses.iter().sum::<f64>() / losses.len().max(1) as f64);
-        let seconds: f64 = self.steps.iter().skip(first).sum();
         let accuracy = self.accuracy()?;
-        Ok(Epoch { steps, loss, accuracy, samples_per_s: (steps * self.job.batch) as f64 / seconds })
+        Ok(Epoch { steps, loss, accuracy, samples_per_s: self.samples_per_s(ran) })
+    }
+
+    /// Returns the samples a second of all ranks, from the step on that this process ran after `ran` others.
+    fn samples_per_s(&self, ran: usize) -> f64 {
+        let steps = self.steps.get(ran..).unwrap_or_default();
+        let seconds: f64 = steps.iter().sum();
+        if seconds > 0.0 { (steps.len() * self.job.batch) as f64 / seconds } else { 0.0 }
+    }
+
+    /// Makes the losses those of all ranks. This is done at the end of an epoch and for a checkpoint, because
+    /// nothing needs them earlier.
+    fn sum_losses(&mut self) -> Result<(), Failure> {
+        self.group.sum(self.losses.get_mut(self.summed..).unwrap_or_default())?;
+        self.summed = self.losses.len();
+        Ok(())
+    }
+
+    /// Writes a checkpoint, if the job has checkpoints and this step has none. All ranks take part.
+    fn save(&mut self) -> Result<(), Error> {
+        let step = self.losses.len();
+        if self.job.checkpoint.is_none() || self.saved == step {
+            return Ok(());
+        }
+        self.sum_losses()?;
+        self.saved = step;
+        let Some(folder) = &self.folder else { return Ok(()) };
+        self.variables.settle(step as u64)?;
+        let names = self.job.model.shapes().into_iter().map(|(name, _)| self.variables.get(&name));
+        let variables = names.collect::<Result<_, _>>()?;
+        folder.save(&Checkpoint { losses: self.losses.clone(), variables })?;
+        say(&format!("step {step}: a checkpoint is written"));
+        Ok(())
     }
 
     /// Carries out one step with this rank's part of a batch.
     fn step(&mut self, batch: &[u32]) -> Result<(), Error> {
         let (ranks, rank, number) = (self.group.size(), self.group.rank(), self.losses.len() as u64);
         let share = batch.get(part(batch.len(), ranks, rank)).unwrap_or(&[]);
-        let (pictures, classes) = self.data.train.batch(share.iter().map(|sample| *sample as usize))?;
-        let (mut values, classes) = (pictures.into_tensor()?, classes.into_tensor()?);
+        let texts = self.job.model.reads_texts();
+        let (samples, targets) = self.data.train.batch(share.iter().map(|sample| *sample as usize))?;
+        let targets = targets.into_tensor()?.flatten_all()?;
+        let table = if texts { Some(self.variables.assign(TABLE, number)?) } else { None };
+        let mut values = match &table {
+            Some(table) => rows(table.as_floats()?, samples.as_words()?)?.into_tensor()?,
+            None => samples.clone().into_tensor()?,
+        };
         // The mean over the ranks divides by their number. So the gradients are those of the mean loss of the
         // batch, also if the ranks have different numbers of samples.
         let factor = (ranks * share.len()) as f32 / batch.len() as f32;
-        let weights = self.job.model.weights(&classes, factor)?;
+        let weights = self.job.model.weights(&targets, factor)?;
         let mut step = self.fusion.step()?;
         let mut tapes = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let variables = layer.variables.iter();
             let variables = variables.map(|(name, _)| self.variables.assign(name, number)?.into_tensor());
             // The gradient of the pictures is not needed.
-            let gradients = if index == 0 { Gradients::Variables } else { Gradients::All };
+            let gradients = if index == 0 && !texts { Gradients::Variables } else { Gradients::All };
             let (output, tape) = layer.forward(&values, variables.collect::<Result<_, _>>()?, gradients)?;
             values = output;
             tapes.push(tape);
         }
-        let (loss, mut gradient) = cross_entropy(&values, &classes, &weights)?;
+        let (loss, mut gradient) = cross_entropy(&values, &targets, &weights)?;
         self.losses.push(f64::from(loss) / ranks as f64);
+        // Gradients of texts have the same bound as with parameter servers, where they add up.
+        let array = |gradient: Tensor| match texts {
+            true => Array::clipped(&gradient, CLIP * ranks as f32),
+            false => Array::take(gradient),
+        };
         for (layer, tape) in self.layers.iter().zip(&tapes).rev() {
             let mut gradients = tape.backward(&gradient)?.into_iter();
             for ((name, _), gradient) in layer.variables.iter().zip(gradients.by_ref()) {
-                step.put(name, &gradient.flatten_all()?.to_vec1::<f32>()?)?;
+                step.put(name, array(gradient)?.as_floats()?.values())?;
             }
             gradient = gradients.next().unwrap_or(gradient);
+        }
+        if let Some(table) = table {
+            let (table, of_rows) = (table.as_floats()?, array(gradient)?);
+            let columns = table.dims().last().copied().unwrap_or(1);
+            let of_rows = [(samples.as_words()?.clone(), of_rows.as_floats()?.clone())];
+            step.put(TABLE, &sum_of_rows(&of_rows, table.values().len(), columns))?;
         }
         let computed = Instant::now();
         let means = step.finish().wait()?;
@@ -187,6 +263,7 @@ impl<'a> Trainer<'a> {
             )
             .into());
         }
+        let samples_per_s = self.samples_per_s(0);
         Ok(Training {
             ranks: self.group.size(),
             cores: cores(),
@@ -195,7 +272,7 @@ impl<'a> Trainer<'a> {
             batch: self.job.batch,
             losses: self.losses,
             epochs,
-            samples_per_s: (self.steps.len() * self.job.batch) as f64 / self.steps.iter().sum::<f64>(),
+            samples_per_s,
             step_ms: median(self.steps.iter().copied()) * 1e3,
             wait_ms: median(self.waits.iter().copied()) * 1e3,
             weights: format!("{hash:016x}"),
@@ -258,10 +335,27 @@ impl Group {
         self.communicator.size()
     }
 
-    /// Makes each value the sum of all ranks.
-    pub(crate) fn sum(&self, values: &mut [f64]) -> Result<(), Failure> {
-        let summed = self.communicator.all_reduce(values, Reduction::Sum).wait();
-        self.done("the sum of results", summed).map(drop)
+    /// Makes each value the sum of all ranks, added up in their order: the bits don't depend on how many values
+    /// are added up at once.
+    fn sum(&self, values: &mut [f64]) -> Result<(), Failure> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let mut all = vec![0.0; self.size() * values.len()];
+        if let Some(own) = all.chunks_exact_mut(values.len()).nth(self.rank()) {
+            own.copy_from_slice(values);
+        }
+        self.done("the sum of results", self.communicator.all_gather(all.as_mut_slice()).wait())?;
+        for (index, value) in values.iter_mut().enumerate() {
+            *value = all.iter().skip(index).step_by(all.len() / self.size()).sum();
+        }
+        Ok(())
+    }
+
+    /// Gives all ranks the elements of rank 0.
+    fn share<T: Number>(&self, elements: &mut [T]) -> Result<(), Failure> {
+        let shared = self.communicator.broadcast(elements, 0).wait();
+        self.done("the broadcast of the first values", shared).map(drop)
     }
 
     /// Returns a rank whose hash differs from that of this rank.
@@ -333,10 +427,10 @@ impl Training {
         let rows = self.epochs.iter().enumerate().map(row).collect();
         let table = grid(&["epoch", "steps", "loss", "test accuracy", "samples/s"], [rows]);
         format!(
-            "{:?} of {} parameters on Fashion-MNIST, {}, {} samples a step\n{table}\n\
+            "{} of {} parameters, {}, {} samples a step\n{table}\n\
              A step takes {:.2} ms; {:.2} ms of it rank 0 waits for gradients, after its own backward pass (medians).\n\
              The weights of all ranks are equal, bit by bit: {}.\n{}{}",
-            self.model,
+            self.model.title(),
             self.parameters,
             machine(self.ranks, self.cores),
             self.batch,

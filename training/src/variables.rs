@@ -9,8 +9,8 @@
 //!   version s ──► step s ──► gradients of step s ──► version s + 1
 //! ```
 //!
-//! The values and velocities of the last version but one are kept too. Ranks of a ring differ by one version
-//! at most, because a rank can't end a step before all others have computed their gradients of this step. So
+//! The values and velocities of the last version but one are kept too. Parameter servers differ by one version
+//! at most, because a worker needs the values of all servers before it can compute gradients of the step. So
 //! all can go back to the same version.
 
 use std::collections::HashMap;
@@ -26,8 +26,6 @@ use crate::network::{Values, Variable};
 pub(crate) enum Gradient {
     /// The gradients of all elements, of each worker.
     Sum(Vec<Block<f32>>),
-    /// The sum of all workers, cut into ranges that follow one another.
-    Ranges(Vec<Block<f32>>),
     /// Of each worker: the numbers of rows, and the gradient of each of these rows. Rows that are not named
     /// have none.
     Rows(Vec<(Block<u32>, Block<f32>)>),
@@ -59,13 +57,17 @@ struct Version {
 }
 
 impl Variables {
-    /// Makes version 0. Velocities are 0.
-    pub(crate) fn new(variables: Vec<Variable>, rate: f32, momentum: f32) -> Result<Arc<Self>, Error> {
+    /// Makes a version, the one that step `number` begins with.
+    pub(crate) fn new(
+        variables: Vec<Variable>,
+        rate: f32,
+        momentum: f32,
+        number: u64,
+    ) -> Result<Arc<Self>, Error> {
         let names = variables.iter().map(|variable| variable.name.clone()).collect();
         let mut by_name = HashMap::new();
-        for Variable { name, dims, values } in variables {
-            let velocities = vec![0.0; values.len()];
-            let current = Version { number: 0, values: Block::new(&dims, values)?, velocities };
+        for Variable { name, dims, values, velocities } in variables {
+            let current = Version { number, values: Block::new(&dims, values)?, velocities };
             by_name.insert(name, Mutex::new(VariableState { current, previous: None, pending: None }));
         }
         Ok(Arc::new(Self { rate, momentum, by_name, names }))
@@ -138,9 +140,6 @@ impl Variables {
                 }
                 parts => self.update(to, sum(parts).into_iter()),
             },
-            Gradient::Ranges(ranges) => {
-                self.update(to, ranges.iter().flat_map(|range| range.values().iter().copied()));
-            }
             Gradient::Rows(workers) => self.update(to, sum_of_rows(workers, length, columns).into_iter()),
         }
         let values = Block::new(old.values.dims(), values)?;
@@ -192,15 +191,39 @@ impl Variables {
         self.names.iter().map(|name| Ok((name.clone(), self.state(name)?.current.values.clone()))).collect()
     }
 
-    /// Returns a hash of the bits of all variables.
-    pub(crate) fn hash(&self) -> Result<u64, Error> {
-        let mut hash = Xxh3::new();
-        for (name, values) in self.values()? {
-            hash.update(name.as_bytes());
-            values.values().iter().for_each(|value| hash.update(&value.to_bits().to_le_bytes()));
-        }
-        Ok(hash.digest())
+    /// Returns a variable of the current version.
+    pub(crate) fn get(&self, name: &str) -> Result<Variable, Error> {
+        let Version { values, velocities, .. } = &self.state(name)?.current;
+        let (dims, values) = (values.dims().to_vec(), values.values().to_vec());
+        Ok(Variable { name: name.to_owned(), dims, values, velocities: velocities.clone() })
     }
+
+    /// Changes elements of a variable of the current version, those of the values from `from` on, or those of
+    /// the velocities.
+    pub(crate) fn set(&self, name: &str, velocities: bool, from: usize, with: &[f32]) -> Result<(), Error> {
+        let current = &mut self.state(name)?.current;
+        let all = if velocities { current.velocities.as_mut_slice() } else { current.values.values_mut() };
+        let range = from..from.saturating_add(with.len());
+        let elements = all.get_mut(range.clone());
+        let elements = elements.ok_or_else(|| format!("variable {name} has no elements {range:?}"))?;
+        elements.copy_from_slice(with);
+        Ok(())
+    }
+
+    /// Returns a hash of the bits of all values.
+    pub(crate) fn hash(&self) -> Result<u64, Error> {
+        Ok(hash(&self.values()?))
+    }
+}
+
+/// Returns a hash of the names and of the bits of all values.
+pub(crate) fn hash(variables: &Values) -> u64 {
+    let mut hash = Xxh3::new();
+    for (name, values) in variables {
+        hash.update(name.as_bytes());
+        hash.update(bytemuck::cast_slice(values.values()));
+    }
+    hash.digest()
 }
 
 fn columns(values: &Block<f32>) -> usize {
@@ -218,7 +241,7 @@ fn sum(parts: &[Block<f32>]) -> Vec<f32> {
 }
 
 /// Adds the gradients of rows up, in the order of the workers and of their rows.
-fn sum_of_rows(workers: &[(Block<u32>, Block<f32>)], length: usize, columns: usize) -> Vec<f32> {
+pub(crate) fn sum_of_rows(workers: &[(Block<u32>, Block<f32>)], length: usize, columns: usize) -> Vec<f32> {
     let mut sum = vec![0.0; length];
     for (rows, gradients) in workers {
         for (row, gradient) in rows.values().iter().zip(gradients.values().chunks_exact(columns)) {
@@ -235,7 +258,6 @@ impl Gradient {
     fn fits(&self, length: usize, columns: usize) -> bool {
         match self {
             Self::Sum(parts) => !parts.is_empty() && parts.iter().all(|part| part.values().len() == length),
-            Self::Ranges(ranges) => ranges.iter().map(|range| range.values().len()).sum::<usize>() == length,
             Self::Rows(workers) => workers.iter().all(|(rows, gradients)| {
                 rows.values().len() * columns == gradients.values().len()
                     && rows.values().iter().all(|row| (*row as usize) < length / columns)
@@ -253,8 +275,9 @@ mod tests {
             name: name.to_owned(),
             dims: dims.to_vec(),
             values: (0..dims.iter().product::<usize>()).map(|value| value as f32).collect(),
+            velocities: vec![0.0; dims.iter().product()],
         };
-        Variables::new(vec![variable("a", &[4]), variable("table", &[3, 2])], 0.5, 0.5).unwrap()
+        Variables::new(vec![variable("a", &[4]), variable("table", &[3, 2])], 0.5, 0.5, 0).unwrap()
     }
 
     fn block(values: &[f32]) -> Block<f32> {
@@ -297,11 +320,11 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_workers_ranges_and_rows_are_equal() {
+    fn sums_of_two_workers_of_more_and_of_rows_are_right() {
         let results = [
             sum(&[&[1.0, 2.0, 3.0, 4.0], &[0.5; 4]]),
             sum(&[&[1.0, 2.0, 3.0, 4.0], &[0.25; 4], &[0.25; 4]]),
-            Gradient::Ranges(vec![block(&[1.5]), block(&[]), block(&[2.5, 3.5, 4.5])]),
+            sum(&[&[1.5, 2.5, 3.5, 4.5]]),
         ]
         .map(|gradient| {
             let variables = variables();
@@ -353,12 +376,39 @@ mod tests {
     }
 
     #[test]
+    fn variables_that_are_written_elsewhere_go_on_alike() {
+        let all = variables();
+        step(&all, 0);
+        all.settle(1).unwrap();
+        let got = ["a", "table"].map(|name| all.get(name).unwrap());
+        let fresh = |variable: &Variable| Variable {
+            values: vec![9.0; variable.values.len()],
+            velocities: vec![9.0; variable.values.len()],
+            ..variable.clone()
+        };
+        let other = Variables::new(got.iter().map(fresh).collect(), 0.5, 0.5, 1).unwrap();
+        for Variable { name, values, velocities, .. } in &got {
+            other.set(name, false, 0, &values[..1]).unwrap();
+            other.set(name, false, 1, &values[1..]).unwrap();
+            other.set(name, true, 0, velocities).unwrap();
+        }
+        assert!(other.set("a", true, 3, &[0.0; 2]).unwrap_err().to_string().contains("no elements 3..5"));
+        for variables in [&all, &other] {
+            step(variables, 1);
+            variables.settle(2).unwrap();
+        }
+        assert_eq!(
+            ["a", "table"].map(|name| other.get(name).unwrap()),
+            ["a", "table"].map(|name| all.get(name).unwrap())
+        );
+    }
+
+    #[test]
     fn a_gradient_that_does_not_fit_is_refused() {
         let variables = variables();
         for (name, gradient) in [
             ("a", sum(&[&[1.0; 3]])),
             ("a", sum(&[])),
-            ("a", Gradient::Ranges(vec![block(&[1.0; 5])])),
             ("table", Gradient::Rows(vec![(words(&[3]), block(&[1.0; 2]))])),
             ("table", Gradient::Rows(vec![(words(&[0]), block(&[1.0; 3]))])),
         ] {

@@ -10,13 +10,14 @@
 //! `NAME.json` has the commands, the columns, the selected rows, the date, and the JSON of each run.
 //! `NAME.md` is made only from this file. `headline.json` also gives `latency.svg` and the table `mission.md`,
 //! `defaults.json` also gives `defaults.svg`. The figures of `benches/paper` also give a picture each, and
-//! together `paper-summary.md`.
+//! together the table `paper-summary.md` and the sentences `paper-statements.md`.
 #![forbid(unsafe_code)]
 
 mod bars;
 mod page;
 mod paper;
 mod pictures;
+mod statements;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -65,10 +66,10 @@ fn store(folder: &Path, name: &str, [columns, rows, date]: [&str; 3], runs: &[&s
         output::write_file(&folder.join(file), &content)?;
     }
     output::write_json(&folder.join(format!("{name}.json")), &figure)?;
-    match paper::summary(&figures(folder)?)? {
-        Some(content) => output::write_file(&folder.join(paper::SUMMARY), &content),
-        None => Ok(()),
+    for (file, content) in of_all(&figures(folder)?)? {
+        output::write_file(&folder.join(file), &content)?;
     }
+    Ok(())
 }
 
 /// Renders all figures stored in `folder`.
@@ -104,7 +105,7 @@ fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
     for (name, figure) in &figures {
         made.extend(pages(name, figure).context(format!("{name}.json"))?);
     }
-    made.extend(paper::summary(&figures)?.map(|content| (paper::SUMMARY.to_owned(), content)));
+    made.extend(of_all(&figures)?);
     if made.is_empty() {
         return Err(Failure::run(format!("{} has no figures", folder.display())));
     }
@@ -131,6 +132,22 @@ fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> 
     let pictures = pictures::pictures(name, figure)?.into_iter();
     pages.extend(pictures.map(|(file, svg)| (file, svg.replace("\n\n", "\n"))));
     Ok(pages)
+}
+
+/// Returns the files that the paper's figures give together.
+fn of_all(figures: &BTreeMap<String, Figure>) -> Result<Vec<(String, String)>, Failure> {
+    let Some(summary) = paper::summary(figures)? else { return Ok(Vec::new()) };
+    let mut made = vec![
+        (paper::SUMMARY.to_owned(), summary),
+        (paper::STATEMENTS.to_owned(), statements::statements(figures)?),
+        (paper::SIZES.to_owned(), pictures::sizes()?.replace("\n\n", "\n")),
+    ];
+    // The book's pages have a place for each.
+    for name in paper::FIGURES.iter().filter(|name| !figures.contains_key(&format!("paper-{name}"))) {
+        let text = format!("Not measured yet: `benches/paper {name}` makes this table.\n");
+        made.push((format!("paper-{name}.md"), text));
+    }
+    Ok(made)
 }
 
 fn files(folder: &Path) -> Result<Vec<String>, Failure> {
@@ -282,6 +299,42 @@ mod tests {
     }
 
     #[test]
+    fn a_spread_is_that_of_the_ratios_run_by_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |mode: &str, rates: [f64; 3]| {
+            json!({ "mode": mode, "model": "gru", "minibatches_per_s": rates[1], "minibatches_per_s_runs": rates,
+                    "times_local": rates[1] / 10.0 })
+        };
+        let run = json!({ "optimised": true, "machine": { "cpu": "a processor", "cores": 2, "kernel": "6.1" }, "rounds": 3,
+            "turns": 1, "round_trips": { "spin_us": 0.2 },
+            "rows": [of("grpc-tcp", [10.0, 20.0, 30.0]), of("rdma-zerocp", [30.0, 50.0, 60.0])] });
+        let store_run = |run: &serde_json::Value| {
+            let file = folder.path().join("run");
+            output::write_file(&file, &run.to_string()).unwrap();
+            let columns = "×=throughput ±:rdma-zerocp|TCP=each second ±:grpc-tcp|local=local ±:rdma-zerocp";
+            let of_file = ["", "tonic-rdma parameter-server", file.to_str().unwrap()];
+            store(folder.path(), "workers", [columns, "", "2026-01-02"], &of_file).unwrap();
+            read(&folder.path().join("workers.md")).unwrap()
+        };
+        let page = store_run(&run);
+        assert!(
+            page.contains("\n| 2.50 (2.00 to 3.00) | 20.0 (10.0 to 30.0) | 5.00 (3.00 to 6.00) |\n"),
+            "{page}"
+        );
+        assert!(page.contains("Medians of 3 runs, with the least and the largest in brackets; ×"), "{page}");
+        assert!(page.contains("threads that spin 0.20 µs"), "{page}");
+        // Results of one run, whose costs are from after it.
+        let mut old = run;
+        old["rounds"] = serde_json::Value::Null;
+        for row in old["rows"].as_array_mut().unwrap() {
+            row["minibatches_per_s_runs"] = serde_json::Value::Null;
+        }
+        let page = store_run(&old);
+        assert!(page.contains("\n| 2.50 | 20.0 | 5.00 |\n") && !page.contains("spin"), "{page}");
+        assert!(page::parse("a=payload ±").unwrap_err().to_string().contains("each second"));
+    }
+
+    #[test]
     fn a_field_selects_cells() {
         let folder = tempfile::tempdir().unwrap();
         let page = stored(folder.path(), "payload=payload|mode=mode", "bytes=1048576");
@@ -300,6 +353,8 @@ mod tests {
         assert!(read(&kept.join("paper-8.svg")).unwrap().contains("rdma-zerocp"));
         assert!(read(&kept.join("paper-summary.md")).unwrap().contains("| 1.7 to 61 | 5.00 |"));
         check(&kept).unwrap();
+        assert!(read(&kept.join("paper-7.svg")).unwrap().contains("of their bytes"));
+        assert!(read(&kept.join("paper-9.md")).unwrap().contains("`benches/paper 9`"));
         fs::remove_file(kept.join("paper-summary.md")).unwrap();
         assert!(check(&kept).unwrap_err().to_string().contains("paper-summary.md is missing"));
     }

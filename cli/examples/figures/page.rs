@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tonic_rdma_commands::statistics::{median, range};
 use tonic_rdma_commands::table::dash;
 use tonic_rdma_commands::{Failure, units};
 
@@ -154,7 +155,10 @@ impl Figure {
                 text(&machine["kernel"])
             ),
         }];
-        let costs = &result["round_trips"];
+        // Before `parameter-server` had several runs, it measured the costs while its processes still gave back
+        // their memory.
+        let too_late = !result["turns"].is_null() && result["rounds"].is_null();
+        let costs = if too_late { &Value::Null } else { &result["round_trips"] };
         let cost = |name: &str, what: &str| {
             costs[name].as_f64().map(|micros| format!("{what} {}", units::micros(micros)))
         };
@@ -171,6 +175,9 @@ impl Figure {
             parts.push("UNOPTIMISED".to_owned());
         }
         let runs = match result["rounds"].as_u64() {
+            Some(runs @ 2..) if self.columns.contains(SPREAD) => {
+                format!("Medians of {runs} runs, with the least and the largest in brackets")
+            }
             Some(runs @ 2..) => format!("Medians of {runs} runs"),
             _ => "One run".to_owned(),
         };
@@ -191,7 +198,9 @@ const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
 /// The fields that rows of one cell have in common.
-const CELL: [&str; 12] = [
+const CELL: [&str; 14] = [
+    "compute_scale",
+    "ranks",
     "workload",
     "bytes",
     "inflight",
@@ -210,8 +219,9 @@ const CELL: [&str; 12] = [
 type Shown = fn(&Row<'_>) -> Option<String>;
 
 /// The figures that a column can show, beside those of [`RATIOS`].
-const FIGURES: [(&str, Shown); 31] = [
+const FIGURES: [(&str, Shown); 35] = [
     ("run", |row| Some(row.run.to_owned())),
+    ("setting", |row| Some(row.setting().to_owned())),
     ("mode", |row| Some(row.mode().to_owned())),
     ("payload", |row| {
         row.text("workload").or_else(|| Some(units::size(row.value["bytes"].as_u64().unwrap_or(0))))
@@ -232,6 +242,14 @@ const FIGURES: [(&str, Shown); 31] = [
         Some(row.text("compute")? + &time.unwrap_or_default())
     }),
     ("local", |row| row.number("times_local").map(ratio)),
+    ("images", |row| row.each_second().map(|each| units::digits(each * SAMPLES))),
+    ("ranks", |row| row.count("ranks")),
+    // What the rank received that received most.
+    ("received", |row| {
+        let bytes = row.value["received_bytes"].as_u64()?;
+        let times = bytes as f64 / row.number("bytes")?;
+        Some(format!("{} ({} ×)", units::rough_size(bytes), ratio(times)))
+    }),
     ("steps", |row| row.count("steps")),
     ("target", |row| row.number("target_s").map(|seconds| units::micros(seconds * 1e6))),
     ("training", |row| row.number("seconds").map(|seconds| units::micros(seconds * 1e6))),
@@ -273,12 +291,25 @@ const RATIOS: [(&str, &str); 4] = [
 ];
 const TCP: &str = "grpc-tcp";
 
+/// Factors of computing times, and what they stand for: a machine each for the workers, as in the paper, or this
+/// machine as it is.
+pub(crate) const SETTINGS: [(&str, &str); 2] = [("workers", "a network each"), ("1", "two cores for all")];
+
+/// The samples of a mini-batch, which no row of AR-gRPC's figure has.
+pub(crate) const SAMPLES: f64 = 32.0;
+
+/// Ends the name of a figure that is shown with the least and the largest of its runs, as these can be.
+const SPREAD: &str = " ±";
+const OF_RUNS: [&str; 5] = ["p50", "each second", "local", "latency", "throughput"];
+
 /// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE`
-/// (of one mode compared with the mode BASE). The default of BASE is grpc-tcp.
+/// (of one mode compared with the mode BASE). The default of BASE is grpc-tcp. [`SPREAD`] may follow a FIGURE
+/// of [`OF_RUNS`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column<'a> {
     pub(crate) heading: &'a str,
     figure: &'a str,
+    spread: bool,
     mode: Option<&'a str>,
     base: &'a str,
 }
@@ -293,18 +324,38 @@ fn column(text: &str) -> Result<Column<'_>, Failure> {
     let (heading, rest) = text.split_once('=').ok_or_else(no_column)?;
     let (rest, base) = rest.split_once('/').unwrap_or((rest, TCP));
     let (figure, mode) = rest.split_once(':').map_or((rest, None), |(figure, mode)| (figure, Some(mode)));
+    let (figure, spread) = figure.strip_suffix(SPREAD).map_or((figure, false), |figure| (figure, true));
     let names: Vec<&str> =
         FIGURES.iter().map(|(name, _)| *name).chain(RATIOS.map(|(name, _)| name)).collect();
+    if spread && !OF_RUNS.contains(&figure) {
+        let figures = OF_RUNS.join(", ");
+        return Err(Failure::run(format!(
+            "{heading}: {figure:?} has no spread; those that have one: {figures}"
+        )));
+    }
     if !names.contains(&figure) {
         let names = names.join(", ");
         return Err(Failure::run(format!("{heading}: no figure {figure:?}; there are: {names}")));
     }
-    Ok(Column { heading, figure, mode, base })
+    Ok(Column { heading, figure, spread, mode, base })
 }
 
 /// Formats a ratio.
 pub(crate) fn ratio(value: f64) -> String {
     if value >= 9.995 { units::digits(value) } else { format!("{value:.2}") }
+}
+
+/// Divides run by run.
+pub(crate) fn divided(over: &[f64], under: &[f64]) -> Vec<f64> {
+    let both = over.iter().zip(under).filter(|_| over.len() == under.len());
+    both.map(|(over, under)| over / under).collect()
+}
+
+/// Returns the median of several runs with the least and the largest of them, or the only value.
+pub(crate) fn with_spread(runs: &[f64], text: fn(f64) -> String) -> String {
+    let Some([least, most]) = range(runs) else { return dash() };
+    let middle = text(median(runs.iter().copied()));
+    if runs.len() == 1 { middle } else { format!("{middle} ({} to {})", text(least), text(most)) }
 }
 
 /// A row of a run, with the label of the run.
@@ -317,6 +368,12 @@ pub(crate) struct Row<'a> {
 impl Row<'_> {
     pub(crate) fn mode(&self) -> &str {
         self.value["mode"].as_str().unwrap_or_default()
+    }
+
+    /// Returns the setting of [`SETTINGS`], or the label of the run.
+    pub(crate) fn setting(&self) -> &str {
+        let of = |scale: &str| SETTINGS.iter().find(|(name, _)| *name == scale).map(|(_, setting)| *setting);
+        self.value["compute_scale"].as_str().and_then(of).unwrap_or(self.run)
     }
 
     pub(crate) fn number(&self, name: &str) -> Option<f64> {
@@ -376,6 +433,30 @@ impl Row<'_> {
         self.number("ops_per_s").or_else(|| self.number("minibatches_per_s")).filter(|each| *each > 0.0)
     }
 
+    /// Returns the median time of each run in microseconds: of the only run, if the row has no others.
+    pub(crate) fn p50s(&self) -> Vec<f64> {
+        let micros = || self.runs("p50_us", 1.0).or_else(|| self.runs("p50_ms", 1e3));
+        micros().unwrap_or_else(|| self.p50().into_iter().collect())
+    }
+
+    /// Returns the operations or mini-batches a second of each run.
+    pub(crate) fn rates(&self) -> Vec<f64> {
+        let rates = || self.runs("ops_per_s", 1.0).or_else(|| self.runs("minibatches_per_s", 1.0));
+        rates().unwrap_or_else(|| self.each_second().into_iter().collect())
+    }
+
+    /// Returns the mini-batches a second of each run, compared with those of a process that only computes.
+    pub(crate) fn locals(&self) -> Vec<f64> {
+        // The rate and its ratio to local are proportional.
+        let factor = || Some(self.number("times_local")? / self.each_second()?);
+        factor().map_or_else(Vec::new, |factor| self.rates().iter().map(|rate| rate * factor).collect())
+    }
+
+    fn runs(&self, name: &str, factor: f64) -> Option<Vec<f64>> {
+        let runs = self.value[format!("{name}_runs")].as_array()?.iter();
+        runs.map(|value| Some(value.as_f64()? * factor)).collect()
+    }
+
     /// Returns a percentile, if there were enough operations.
     fn percentile(&self, name: &str, enough: u64) -> Option<f64> {
         let unsent = self.value["unsent"].as_u64().unwrap_or(0);
@@ -398,6 +479,17 @@ impl<'a> Column<'a> {
         self.mode.is_some()
     }
 
+    /// Returns the text for `row`, compared with `base`, from all of its runs.
+    fn runs(&self, row: &Row<'_>, base: &Row<'_>) -> String {
+        match self.figure {
+            "p50" => with_spread(&row.p50s(), units::micros),
+            "each second" => with_spread(&row.rates(), units::count),
+            "local" => with_spread(&row.locals(), ratio),
+            "latency" => with_spread(&divided(&base.p50s(), &row.p50s()), ratio),
+            _ => with_spread(&divided(&row.rates(), &base.rates()), ratio),
+        }
+    }
+
     /// Returns the text for `row`, whose cell has the rows `cell`.
     pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, Failure> {
         let find = |mode: &str| {
@@ -407,6 +499,11 @@ impl<'a> Column<'a> {
             Some(mode) => find(mode)?,
             None => *row,
         };
+        if self.spread {
+            let base =
+                if RATIOS.iter().any(|(name, _)| *name == self.figure) { find(self.base)? } else { row };
+            return Ok(self.runs(&row, &base));
+        }
         // The ratio to grpc-tcp of several runs is the median of their ratios, and not the ratio of medians.
         let stored = RATIOS.iter().find(|(figure, _)| *figure == self.figure && self.base == TCP);
         if let Some(stored) = stored.and_then(|(_, name)| row.value.get(name)) {

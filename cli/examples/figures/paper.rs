@@ -1,7 +1,7 @@
-//! The figures of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019), beside ours.
-//! `benches/paper` stores ours as `paper-8` to `paper-12`, with the numbers of the paper's figures. Of the
-//! result of `tonic-rdma-training`, which has all steps of each mode, a stored figure keeps a row for each
-//! mode.
+//! The figures of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019), beside ours, and those of
+//! two other texts: Baidu's on the ring all-reduce, and AR-gRPC's table of ResNet-50. `benches/paper` stores ours
+//! as `paper-8` to `paper-12`, with the numbers of the paper's figures, `paper-baidu` and `paper-ar-grpc`. The
+//! results of `tonic-rdma-training` and `tonic-rdma-allreduce` become rows, one for each mode.
 
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../../src/workload/models.rs"]
@@ -12,43 +12,59 @@ use std::collections::BTreeMap;
 use clap::ValueEnum as _;
 use models::Model;
 use serde_json::{Value, json};
-use tonic_rdma_commands::Failure;
+use tonic_rdma_commands::ends::Machine;
+use tonic_rdma_commands::statistics::{median, range};
 use tonic_rdma_commands::table::dash;
+use tonic_rdma_commands::{Failure, units};
 
-use crate::page::{Figure, Row, of_mode, ratio};
+use crate::page::{Figure, Row, SAMPLES, SETTINGS, divided, of_mode, ratio, with_spread};
 
 /// The paper's six models, in the order of its table 2.
 const MODELS: [&str; 6] = ["alexnet", "inception-v3", "vgg16", "lstm", "gru", "fcn5"];
 
-/// Returns `over`'s operations a second divided by those of `under`, in one cell.
-pub(crate) fn speed_up(cell: &[Row<'_>], over: &str, under: &str) -> Option<f64> {
-    Some(of_mode(cell, over)?.each_second()? / of_mode(cell, under)?.each_second()?)
+/// Returns `over`'s operations a second divided by those of `under`, in one cell, for each run.
+pub(crate) fn speed_ups(cell: &[Row<'_>], over: &str, under: &str) -> Vec<f64> {
+    let rates = |mode: &str| of_mode(cell, mode).map_or_else(Vec::new, |row| row.rates());
+    divided(&rates(over), &rates(under))
 }
 
-/// Returns `under`'s median time divided by that of `over`, in one cell.
-pub(crate) fn time_ratio(cell: &[Row<'_>], over: &str, under: &str) -> Option<f64> {
-    Some(of_mode(cell, under)?.p50()? / of_mode(cell, over)?.p50()?)
+/// Returns `under`'s median time divided by that of `over`, in one cell, for each run.
+pub(crate) fn time_ratios(cell: &[Row<'_>], over: &str, under: &str) -> Vec<f64> {
+    let p50s = |mode: &str| of_mode(cell, mode).map_or_else(Vec::new, |row| row.p50s());
+    divided(&p50s(under), &p50s(over))
+}
+
+/// Returns the median of the runs.
+pub(crate) fn middle(runs: &[f64]) -> Option<f64> {
+    (!runs.is_empty()).then(|| median(runs.iter().copied()))
 }
 
 /// Returns the least and the largest of `values` as text, or a dash without values.
-fn range(values: impl IntoIterator<Item = f64>) -> String {
-    let (least, most) = values
-        .into_iter()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(value), most.max(value)));
-    match (ratio(least), ratio(most)) {
-        _ if least > most => dash(),
-        (least, most) if least == most => least,
-        (least, most) => format!("{least} to {most}"),
-    }
+pub(crate) fn between(values: &[f64]) -> String {
+    let Some([least, most]) = range(values).map(|ends| ends.map(ratio)) else { return dash() };
+    if least == most { least } else { format!("{least} to {most}") }
+}
+
+/// Returns the least and the largest median of some cells as text and, if they have several runs, those of all
+/// runs.
+fn over_cells(cells: impl IntoIterator<Item = Vec<f64>>) -> String {
+    let cells: Vec<Vec<f64>> = cells.into_iter().collect();
+    let medians = between(&cells.iter().filter_map(|runs| middle(runs)).collect::<Vec<_>>());
+    let all = cells.iter().any(|runs| runs.len() > 1).then(|| between(&cells.concat()));
+    all.map_or_else(|| medians.clone(), |all| format!("{medians} (in all runs {all})"))
 }
 
 /// The file of the table.
 pub(crate) const SUMMARY: &str = "paper-summary.md";
 
-/// The label of figure 11's run in which the computing grows with the workers.
-const OWN_NETWORK: &str = "a network each";
+/// The file of the sentences about the figures.
+pub(crate) const STATEMENTS: &str = "paper-statements.md";
+
+/// The file of figure 7, which comes from the definitions of the models.
+pub(crate) const SIZES: &str = "paper-7.svg";
 
 /// A line of the table.
+#[derive(Clone)]
 struct Line {
     figure: &'static str,
     what: String,
@@ -57,8 +73,11 @@ struct Line {
     here: String,
 }
 
+/// What `benches/paper` measures, by the names of its arguments.
+pub(crate) const FIGURES: [&str; 7] = ["8", "9", "10", "11", "12", "baidu", "ar-grpc"];
+
 /// The cells of a figure.
-type Cells<'a> = Vec<Vec<Row<'a>>>;
+pub(crate) type Cells<'a> = Vec<Vec<Row<'a>>>;
 
 /// Returns the table, or `None` if `figures` has none of the paper's.
 pub(crate) fn summary(figures: &BTreeMap<String, Figure>) -> Result<Option<String>, Failure> {
@@ -68,17 +87,16 @@ pub(crate) fn summary(figures: &BTreeMap<String, Figure>) -> Result<Option<Strin
         lines.extend(sizes_of_variables());
         lines.extend(transfers(&cells));
     }
-    if let Some(cells) = cells("paper-9")? {
-        lines.extend(batches(&cells));
-    }
-    if let Some(cells) = cells("paper-10")? {
-        lines.extend(training(&cells));
-    }
-    if let Some(cells) = cells("paper-11")? {
-        lines.extend(workers(&cells));
-    }
-    if let Some(cells) = cells("paper-12")? {
-        lines.extend(copies(&cells));
+    let rest: [(_, fn(&Cells<'_>) -> Vec<Line>); 6] = [
+        ("paper-9", batches),
+        ("paper-10", training),
+        ("paper-11", workers),
+        ("paper-12", copies),
+        ("paper-baidu", reducers),
+        ("paper-ar-grpc", images),
+    ];
+    for (name, of) in rest {
+        lines.extend(cells(name)?.iter().flat_map(of));
     }
     if lines.is_empty() {
         return Ok(None);
@@ -97,10 +115,37 @@ fn line(figure: &'static str, what: impl Into<String>, paper: &'static str, here
     Line { figure, what: what.into(), paper, here }
 }
 
+/// Returns the lengths of the variables of the paper's six models, in bytes.
+fn variables() -> Vec<u64> {
+    let measured = Model::value_variants().iter().filter(|model| **model != Model::Resnet50);
+    measured.flat_map(|model| model.variables()).map(|one| one.bytes()).collect()
+}
+
+/// Figure 7: points of the length in bytes, and of the share in percent of the variables that are longer, and of
+/// their bytes. The share falls at each length that a variable has.
+pub(crate) fn shares() -> [Vec<(f64, f64)>; 2] {
+    let mut sizes = variables();
+    sizes.sort_unstable();
+    let all: u64 = sizes.iter().sum();
+    let (mut count, mut bytes) = (sizes.len() as f64, all as f64);
+    let [mut counts, mut sums] = [Vec::new(), Vec::new()];
+    for of_size in sizes.chunk_by(|one, next| one == next) {
+        let size = of_size[0] as f64;
+        for (points, left, whole, gone) in [
+            (&mut counts, &mut count, sizes.len() as f64, of_size.len() as f64),
+            (&mut sums, &mut bytes, all as f64, size * of_size.len() as f64),
+        ] {
+            points.push((size, *left / whole * 100.0));
+            *left -= gone;
+            points.push((size, *left / whole * 100.0));
+        }
+    }
+    [counts, sums]
+}
+
 /// Figure 7, from the tables of models that the command uses.
 fn sizes_of_variables() -> Vec<Line> {
-    let measured = Model::value_variants().iter().filter(|model| **model != Model::Resnet50);
-    let sizes: Vec<u64> = measured.flat_map(|model| model.variables()).map(|one| one.bytes()).collect();
+    let sizes = variables();
     let above = |least: u64| sizes.iter().copied().filter(move |bytes| *bytes > least);
     let percent = |some: f64, all: f64| format!("{:.0} %", some / all * 100.0);
     let count = |least: u64| percent(above(least).count() as f64, sizes.len() as f64);
@@ -112,43 +157,78 @@ fn sizes_of_variables() -> Vec<Line> {
     ]
 }
 
+/// What a figure compares: a mode with another one. The paper has no numbers of the modes that it lacks.
+const COMPARED: [(&str, &str); 8] = [
+    ("rdma-zerocp", "grpc-tcp"),
+    ("rdma-zerocp", "grpc-tcp-tuned"),
+    ("rdma-zerocp", "grpc-rdma"),
+    ("rdma-zerocp", "grpc-rdma-tuned"),
+    ("rdma-zerocp", "rdma-cp"),
+    ("grpc-native-gather", "rdma-zerocp"),
+    ("rdma-dynamic", "rdma-zerocp"),
+    ("rdma-named", "rdma-zerocp"),
+];
+
 fn transfers(cells: &Cells<'_>) -> Vec<Line> {
-    let against = |mode: &str, paper| {
-        let here = range(cells.iter().filter_map(|cell| time_ratio(cell, "rdma-zerocp", mode)));
-        line("8", format!("one tensor, all sizes: rdma-zerocp × {mode}"), paper, here)
+    let against = |(over, under): (&str, &str)| {
+        let paper = match under {
+            "grpc-tcp" => "1.7 to 61",
+            "grpc-rdma" => "1.3 to 14",
+            "rdma-cp" => "1.2 to 1.8",
+            _ => "–",
+        };
+        let here = over_cells(cells.iter().map(|cell| time_ratios(cell, over, under)));
+        line("8", format!("one tensor, all sizes: {over} × {under}"), paper, here)
     };
-    vec![
-        against("grpc-tcp", "1.7 to 61"),
-        against("grpc-rdma", "1.3 to 14"),
-        against("rdma-cp", "1.2 to 1.8"),
-    ]
+    measured(COMPARED.into_iter().map(against))
+}
+
+/// Returns the lines that the paper has or that were measured.
+fn measured(lines: impl Iterator<Item = Line>) -> Vec<Line> {
+    lines.filter(|line| line.paper != "–" || line.here.contains(|it: char| it.is_ascii_digit())).collect()
 }
 
 /// The improvement over gRPC.RDMA as the text has it in percent, as a ratio: 145 % is 2.45.
 fn batches(cells: &Cells<'_>) -> Vec<Line> {
-    let here = |model: &str, under: &str| {
+    let here = |models: &[&str], over: &str, under: &str| {
         let of = |compute: &str| {
-            let cells = cells.iter().filter(|cell| cell[0].has("model", &[model]));
+            let cells = cells.iter().filter(|cell| cell[0].has("model", models));
             let cells = cells.filter(|cell| cell[0].has("compute", &[compute]));
-            range(cells.filter_map(|cell| speed_up(cell, "rdma-zerocp", under)))
+            over_cells(cells.map(|cell| speed_ups(cell, over, under)))
         };
         format!("wait {}; work {}", of("wait"), of("work"))
     };
     let papers = ["up to 2.69", "up to 1.65", "2.17 to 2.45", "up to 2.18", "up to 1.69", "up to 2.51"];
-    let mut lines: Vec<Line> = MODELS
-        .into_iter()
-        .zip(papers)
-        .map(|(model, paper)| {
-            line(
-                "9",
-                format!("{model}, batch 1 to 64: rdma-zerocp × grpc-rdma"),
-                paper,
-                here(model, "grpc-rdma"),
-            )
-        })
-        .collect();
-    lines.push(line("9", "vgg16, batch 1 to 64: rdma-zerocp × grpc-tcp", "25", here("vgg16", "grpc-tcp")));
+    let of_model = |(model, paper): (&str, _)| {
+        let what = format!("{model}: rdma-zerocp × grpc-rdma");
+        line("9", what, paper, here(&[model], "rdma-zerocp", "grpc-rdma"))
+    };
+    let mut lines: Vec<Line> = MODELS.into_iter().zip(papers).map(of_model).collect();
+    lines.push(line("9", "vgg16: rdma-zerocp × grpc-tcp", "25", here(&["vgg16"], "rdma-zerocp", "grpc-tcp")));
+    let others = COMPARED.into_iter().filter(|(_, under)| !["grpc-tcp", "grpc-rdma"].contains(under));
+    let of_all = |(over, under): (&str, &str)| {
+        line("9", format!("all six: {over} × {under}"), "–", here(&MODELS, over, under))
+    };
+    lines.extend(measured(others.map(of_all)));
     lines
+}
+
+/// Returns the cell of figure 11 in which most workers trained `model`, in one setting, and that of one worker.
+pub(crate) fn most_workers<'a, 'b>(
+    cells: &'a Cells<'b>,
+    setting: &str,
+    model: &str,
+) -> Option<(&'a [Row<'b>], &'a [Row<'b>])> {
+    let of = || {
+        let of =
+            cells.iter().filter(move |cell| cell[0].setting() == setting && cell[0].has("model", &[model]));
+        of.filter(|cell| cell[0].each_second().is_some()).map(Vec::as_slice)
+    };
+    let count = |cell: &&[Row<'_>]| cell[0].number("workers").unwrap_or(0.0);
+    Some((
+        of().max_by(|one, other| count(one).total_cmp(&count(other)))?,
+        of().find(|cell| count(cell) == 1.0)?,
+    ))
 }
 
 fn workers(cells: &Cells<'_>) -> Vec<Line> {
@@ -158,31 +238,42 @@ fn workers(cells: &Cells<'_>) -> Vec<Line> {
         ("inception-v3", "7.9", "6", "more than 7", "1.12"),
         ("vgg16", "4.3", "above 1", "5.2", "more than 2.4"),
     ] {
-        let of: Vec<&Vec<Row<'_>>> = cells
-            .iter()
-            .filter(|cell| cell[0].run == OWN_NETWORK && cell[0].has("model", &[model]))
-            .filter(|cell| cell[0].each_second().is_some())
-            .collect();
-        let count = |cell: &[Row<'_>]| cell[0].number("workers").unwrap_or(0.0);
-        let most = of.iter().max_by(|one, other| count(one).total_cmp(&count(other)));
-        let Some(most) = most else { continue };
-        let one = of.iter().find(|cell| count(cell) == 1.0);
-        let local_in = |cell: &[Row<'_>], mode: &str| of_mode(cell, mode)?.number("times_local");
-        let local = |mode: &str| local_in(most, mode);
-        let alone_here = || Some(local("rdma-zerocp")? / local_in(one?, "rdma-zerocp")?);
-        let text = |value: Option<f64>| value.map_or_else(dash, ratio);
-        let what = |what: &str| format!("{model}, 8 workers (here {}): {what}", count(most));
-        lines.extend([
-            line("11", what("rdma-zerocp × local"), zerocp_local, text(local("rdma-zerocp"))),
-            line("11", what("grpc-rdma × local"), rdma_local, text(local("grpc-rdma"))),
-            line("11", what("rdma-zerocp × itself with 1 worker"), alone, text(alone_here())),
-            line(
-                "11",
-                what("rdma-zerocp × grpc-rdma"),
-                over_rdma,
-                text(speed_up(most, "rdma-zerocp", "grpc-rdma")),
-            ),
-        ]);
+        let found = SETTINGS.map(|(_, setting)| (setting, most_workers(cells, setting, model)));
+        let Some((_, Some((most, _)))) = found.iter().find(|(_, found)| found.is_some()) else { continue };
+        let what = |what: &str| format!("{model}, 8 workers (here {}): {what}", most[0].field("workers"));
+        // Both settings, because each favours another side.
+        let here = |value: &dyn Fn(&[Row<'_>], &[Row<'_>]) -> Vec<f64>| {
+            let here = found.iter().filter_map(|(setting, found)| {
+                let (most, one) = (*found)?;
+                Some(format!("{setting} {}", with_spread(&value(most, one), ratio)))
+            });
+            here.collect::<Vec<_>>().join("; ")
+        };
+        let locals =
+            |cell: &[Row<'_>], mode: &str| of_mode(cell, mode).map_or_else(Vec::new, |row| row.locals());
+        let over = |over, under| move |most: &[Row<'_>], _: &[Row<'_>]| speed_ups(most, over, under);
+        let (zerocp, gather) = ("rdma-zerocp", "grpc-native-gather");
+        lines.extend(measured(
+            [
+                line("11", what("rdma-zerocp × local"), zerocp_local, here(&|most, _| locals(most, zerocp))),
+                line("11", what("grpc-rdma × local"), rdma_local, here(&|most, _| locals(most, "grpc-rdma"))),
+                line(
+                    "11",
+                    what("rdma-zerocp × itself with 1 worker"),
+                    alone,
+                    here(&|most, one| divided(&locals(most, zerocp), &locals(one, zerocp))),
+                ),
+                line("11", what("rdma-zerocp × grpc-rdma"), over_rdma, here(&over(zerocp, "grpc-rdma"))),
+                line(
+                    "11",
+                    what("rdma-zerocp × grpc-rdma-tuned"),
+                    "–",
+                    here(&over(zerocp, "grpc-rdma-tuned")),
+                ),
+                line("11", what("grpc-native-gather × rdma-zerocp"), "–", here(&over(gather, zerocp))),
+            ]
+            .into_iter(),
+        ));
     }
     lines
 }
@@ -191,7 +282,7 @@ fn copies(cells: &Cells<'_>) -> Vec<Line> {
     let here = |compute: &str, models: &[&str]| {
         let cells = cells.iter().filter(|cell| cell[0].has("compute", &[compute]));
         let cells = cells.filter(|cell| cell[0].has("model", models));
-        range(cells.filter_map(|cell| speed_up(cell, "rdma-zerocp", "rdma-cp")))
+        over_cells(cells.map(|cell| speed_ups(cell, "rdma-zerocp", "rdma-cp")))
     };
     let small = ["inception-v3", "gru"];
     let others = MODELS.map(|model| if small.contains(&model) { "" } else { model });
@@ -202,8 +293,107 @@ fn copies(cells: &Cells<'_>) -> Vec<Line> {
     ]
 }
 
-/// Turns the result of a training into rows, one for each mode. Leaves other results as they are.
+/// Returns how many times the operand the rank receives that receives most, by the number of ranks.
+pub(crate) fn received(cells: &Cells<'_>, algorithm: &str) -> Vec<(f64, f64)> {
+    let point = |cell: &Vec<Row<'_>>| {
+        let row = of_mode(cell, algorithm)?;
+        Some((row.number("ranks")?, row.number("received_bytes")? / row.number("bytes")?))
+    };
+    cells.iter().filter_map(point).collect()
+}
+
+/// Baidu's text gives formulas. Its reducer, of whom it says that two GPUs cost 1.2 s and ten 10.8 s, receives
+/// N − 1 operands, and each rank of its ring 2 (N − 1) / N.
+fn reducers(cells: &Cells<'_>) -> Vec<Line> {
+    let here = |algorithm: &str| {
+        let of = |(ranks, times): &(f64, f64)| format!("{ranks} ranks {}", ratio(*times));
+        received(cells, algorithm).iter().map(of).collect::<Vec<_>>().join(", ")
+    };
+    vec![
+        line("Baidu", "single reducer: operands that it receives", "N − 1", here("naive")),
+        line("Baidu", "ring: operands that each rank receives", "2 (N − 1) / N", here("ring")),
+    ]
+}
+
+/// The images a second of AR-gRPC's table over gRPC.
+const GRPC_IMAGES: f64 = 91.06;
+
+/// Returns the images a second of `mode` if all modes had to compute for a time with which `grpc-tcp` has as many
+/// as in AR-gRPC's table, which does not say how long its workers compute.
+pub(crate) fn images_with_computing(cell: &[Row<'_>], mode: &str) -> Option<f64> {
+    // How long all workers together take for a mini-batch.
+    let step = |mode: &str| Some(1.0 / of_mode(cell, mode)?.each_second()?);
+    let computing = SAMPLES / GRPC_IMAGES - step("grpc-tcp")?;
+    Some(SAMPLES / (computing + step(mode)?)).filter(|_| computing > 0.0)
+}
+
+fn images(cells: &Cells<'_>) -> Vec<Line> {
+    let Some(cell) = cells.first() else { return Vec::new() };
+    let of = |value: Option<f64>| value.map_or_else(dash, units::digits);
+    let here = |mode: &str| {
+        let alone = of_mode(cell, mode).and_then(|row| row.each_second()).map(|each| each * SAMPLES);
+        format!("transfers alone {}; with computing {}", of(alone), of(images_with_computing(cell, mode)))
+    };
+    let what = |mode: &str| format!("resnet50, synthetic steps, images/s: {mode}");
+    let papers = [
+        ("grpc-tcp", "gRPC 91.06"),
+        ("grpc-rdma", "gRPC + Verbs 103.21"),
+        ("grpc-native-gather", "–"),
+        ("rdma-zerocp", "–"),
+    ];
+    let mut lines = papers.map(|(mode, paper)| line("AR-gRPC", what(mode), paper, here(mode))).to_vec();
+    lines.push(line("AR-gRPC", "resnet50: gRPC + MPI, a channel that this library lacks", "84.45", dash()));
+    lines
+}
+
+/// Makes rows of a result, one for each mode, where the command has other ones.
 pub(crate) fn into_rows(result: &mut Value) {
+    if result["modes"].is_array() {
+        of_training(result);
+    } else if result["plans"].is_array() {
+        of_allreduce(result);
+    }
+    for row in result["rows"].as_array_mut().into_iter().flatten() {
+        // The modes of one cell that differ by their windows alone. Ratios are to grpc-tcp with default windows.
+        if row["http2"] == "tuned" {
+            row["mode"] = format!("{}-tuned", row["mode"].as_str().unwrap_or_default()).into();
+            if let Some(row) = row.as_object_mut() {
+                row.retain(|name, _| !name.contains("_ratio"));
+            }
+        }
+    }
+}
+
+/// Takes the algorithms of `tonic-rdma-allreduce` as modes, each with what the rank received that received most.
+/// Ranks that share cores have no times.
+fn of_allreduce(result: &mut Value) {
+    let machine = Machine::this();
+    let is_of = |row: &Value, counted: &Value| {
+        ["ranks", "bytes", "algorithm", "type"].iter().all(|name| row[name] == counted[name])
+    };
+    let most = |counted: &Value| {
+        let ranks = counted["received_bytes"].as_array()?.iter().filter_map(Value::as_f64);
+        Some(ranks.fold(0.0, f64::max).round() as u64)
+    };
+    let counters = result["counters"].as_array().cloned().unwrap_or_default();
+    let row = |row: &Value| {
+        let own_cores = row["ranks"].as_u64().is_some_and(|ranks| ranks <= machine.cores() as u64);
+        let counted = counters.iter().find(|counted| is_of(row, counted));
+        json!({
+            "mode": row["algorithm"],
+            "ranks": row["ranks"],
+            "bytes": row["bytes"],
+            "ops": row["iterations"],
+            "p50_us": own_cores.then(|| row["p50_us"].clone()),
+            "received_bytes": counted.and_then(most),
+        })
+    };
+    let rows: Vec<Value> = result["rows"].as_array().into_iter().flatten().map(row).collect();
+    *result = json!({ "rows": rows, "machine": machine });
+}
+
+/// Takes the modes of `tonic-rdma-training`.
+fn of_training(result: &mut Value) {
     let Some(modes) = result["modes"].as_array() else { return };
     let network = result["model"].as_object().and_then(|model| model.iter().next());
     let texts = network.is_some_and(|(kind, _)| kind == "recurrent");
@@ -319,10 +509,8 @@ mod tests {
         ];
         let table = table("paper-9", figure(vec![("", rows)]));
         assert!(table.contains("× grpc-rdma | 2.17 to 2.45 | wait 2.00; work 1.50 |"), "{table}");
-        assert!(
-            table.contains("gru, batch 1 to 64: rdma-zerocp × grpc-rdma | up to 1.69 | wait –; work – |"),
-            "{table}"
-        );
+        assert!(table.contains("gru: rdma-zerocp × grpc-rdma | up to 1.69 | wait –; work – |"), "{table}");
+        assert!(!table.contains("-tuned"), "{table}");
     }
 
     #[test]
@@ -330,7 +518,9 @@ mod tests {
         let rows = |factor: f64| {
             let mut skipped = minibatches("rdma-zerocp", "lstm", 8, "wait", 0.0);
             skipped["skipped"] = "no memory".into();
+            let gather = minibatches("grpc-native-gather", "lstm", 4, "wait", 24.0 * factor);
             vec![
+                gather,
                 minibatches("grpc-rdma", "lstm", 1, "wait", 5.0 * factor),
                 minibatches("rdma-zerocp", "lstm", 1, "wait", 8.0 * factor),
                 minibatches("grpc-rdma", "lstm", 4, "wait", 12.0 * factor),
@@ -338,12 +528,14 @@ mod tests {
                 skipped,
             ]
         };
-        let table = table("paper-11", figure(vec![(OWN_NETWORK, rows(1.0)), ("shared", rows(9.0))]));
+        let table =
+            table("paper-11", figure(vec![("a network each", rows(1.0)), ("two cores for all", rows(0.5))]));
         for text in [
-            "lstm, 8 workers (here 4): rdma-zerocp × local | 5 | 2.40 |",
-            "grpc-rdma × local | 1.5 | 1.20 |",
-            "rdma-zerocp × itself with 1 worker | more than 7 | 3.00 |",
-            "rdma-zerocp × grpc-rdma | 1.98 | 2.00 |",
+            "lstm, 8 workers (here 4): rdma-zerocp × local | 5 | a network each 2.40; two cores for all 1.20 |",
+            "grpc-rdma × local | 1.5 | a network each 1.20; two cores for all 0.60 |",
+            "rdma-zerocp × itself with 1 worker | more than 7 | a network each 3.00; two cores for all 3.00 |",
+            "rdma-zerocp × grpc-rdma | 1.98 | a network each 2.00; two cores for all 2.00 |",
+            "grpc-native-gather × rdma-zerocp | – | a network each 1.00; two cores for all 1.00 |",
         ] {
             assert!(table.contains(text), "{text} in {table}");
         }
@@ -377,10 +569,85 @@ mod tests {
     }
 
     #[test]
-    fn ranges_have_both_ends_or_one_value() {
-        assert_eq!(range([2.0, 1.5, 14.2]), "1.50 to 14.2");
-        assert_eq!(range([2.0, 2.001]), "2.00");
-        assert_eq!(range([]), "–");
+    fn the_spread_of_runs_stands_beside_the_medians_of_cells() {
+        assert_eq!(between(&[2.0, 1.5, 14.2]), "1.50 to 14.2");
+        assert_eq!(between(&[2.0, 2.001]), "2.00");
+        assert_eq!(over_cells([vec![2.0], vec![3.0]]), "2.00 to 3.00");
+        assert_eq!(
+            over_cells([vec![2.0, 1.0, 2.5], vec![3.0, 3.5, 2.9]]),
+            "2.00 to 3.00 (in all runs 1.00 to 3.50)"
+        );
+        assert_eq!(over_cells([]), "–");
+    }
+
+    #[test]
+    fn shares_of_sizes_begin_at_all_and_end_at_nothing() {
+        for points in shares() {
+            assert_eq!((points[0].1, points.last().unwrap().1.round()), (100.0, 0.0));
+            assert!(points.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 >= pair[1].1));
+        }
+        // The summary's shares of variables and of bytes above 1 MiB.
+        let above =
+            |points: &[(f64, f64)]| points.iter().rfind(|point| point.0 <= f64::from(1 << 20)).unwrap().1;
+        assert_eq!(shares().map(|points| above(&points).round()), [21.0, 97.0]);
+    }
+
+    #[test]
+    fn ranks_have_what_the_busiest_received_and_times_only_with_cores_of_their_own() {
+        let key = |ranks: u64, algorithm: &str| json!({ "ranks": ranks, "bytes": 100, "algorithm": algorithm, "type": "f32" });
+        let with = |mut row: Value, name: &str, value: Value| {
+            row[name] = value;
+            row
+        };
+        let mut result = json!({
+            "plans": [],
+            "rows": [with(key(1, "ring"), "p50_us", 2.5.into()), with(key(5000, "naive"), "p50_us", 2.5.into())],
+            "counters": [with(key(1, "ring"), "received_bytes", json!([0.0])),
+                         with(key(5000, "ring"), "received_bytes", json!([1.0, 2.0])),
+                         with(key(5000, "naive"), "received_bytes", json!([400.0, 100.0, 100.0]))],
+        });
+        into_rows(&mut result);
+        let [one, many] = [0, 1].map(|index| &result["rows"][index]);
+        assert_eq!(
+            (&one["mode"], &one["p50_us"], &one["received_bytes"]),
+            (&"ring".into(), &2.5.into(), &0.into())
+        );
+        assert_eq!((&many["mode"], &many["received_bytes"]), (&"naive".into(), &400.into()));
+        assert!(many["p50_us"].is_null() && result["machine"]["cores"].as_u64() > Some(0), "{result}");
+        let figure = Figure {
+            columns: String::new(),
+            rows: String::new(),
+            date: String::new(),
+            runs: vec![Run { label: String::new(), command: String::new(), result }],
+        };
+        let table = table("paper-baidu", figure);
+        assert!(table.contains("that it receives | N − 1 | 5000 ranks 4.00 |"), "{table}");
+    }
+
+    #[test]
+    fn a_mode_with_tuned_windows_has_a_name_of_its_own() {
+        let row =
+            |http2: &str| json!({ "mode": "grpc-rdma", "http2": http2, "latency_ratio": 2.0, "p50_us": 1.0 });
+        let mut result = json!({ "rows": [row("default"), row("tuned")] });
+        into_rows(&mut result);
+        assert_eq!(result["rows"][0], row("default"));
+        assert_eq!(result["rows"][1], json!({ "mode": "grpc-rdma-tuned", "http2": "tuned", "p50_us": 1.0 }));
+    }
+
+    #[test]
+    fn images_are_those_of_transfers_and_of_a_common_computing_time() {
+        let of = |mode: &str, rate: f64| minibatches(mode, "resnet50", 3, "none", rate);
+        let rows = vec![of("grpc-tcp", 8.0), of("grpc-rdma", 16.0), of("rdma-zerocp", 40.0)];
+        let table = table("paper-ar-grpc", figure(vec![("", rows)]));
+        assert!(
+            table.contains("grpc-tcp | gRPC 91.06 | transfers alone 256; with computing 91.1 |"),
+            "{table}"
+        );
+        assert!(
+            table.contains("grpc-rdma | gRPC + Verbs 103.21 | transfers alone 512; with computing 111 |"),
+            "{table}"
+        );
+        assert!(table.contains("rdma-zerocp | – | transfers alone 1280; with computing 127 |"), "{table}");
     }
 
     #[test]

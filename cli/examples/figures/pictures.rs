@@ -4,25 +4,26 @@ use tonic_rdma_commands::plot::{Axis, Content, Plot, Scale, Series, draw};
 use tonic_rdma_commands::{Context as _, Failure, units};
 
 use crate::bars;
-use crate::page::{Figure, Row, of_mode};
-use crate::paper::{speed_up, time_ratio};
+use crate::page::{Figure, Row, SETTINGS, of_mode};
+use crate::paper::{middle, received, shares, speed_ups, time_ratios};
 
 /// The modes of pictures, and the numbers of their colours.
-const MODES: [(&str, usize); 8] = [
+const MODES: [(&str, usize); 12] = [
     ("grpc-tcp", 5),
+    ("grpc-tcp-tuned", 10),
     ("grpc-tcp-busy", 10),
     ("grpc-rdma", 1),
+    ("grpc-rdma-tuned", 4),
     ("grpc-rdma-gather", 4),
     ("grpc-native", 8),
     ("grpc-native-gather", 9),
     ("rdma-cp", 6),
     ("rdma-zerocp", 3),
+    ("rdma-dynamic", 0),
+    ("rdma-named", 11),
 ];
 
 const UNDRAWN: &str = "can't draw the picture";
-
-/// The modes of the paper's figures.
-const PAPER: [&str; 4] = ["grpc-tcp", "grpc-rdma", "rdma-cp", "rdma-zerocp"];
 
 /// Returns the number of the colour of a mode.
 fn colour(mode: &str) -> usize {
@@ -45,6 +46,7 @@ struct Subject {
 pub(crate) fn pictures(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> {
     match name {
         "paper-10" => return curves(name, figure),
+        "paper-baidu" => return reducers(figure),
         "defaults" => {
             return Ok(bars::draw(figure)?.map(|svg| ("defaults.svg".into(), svg)).into_iter().collect());
         }
@@ -60,7 +62,7 @@ pub(crate) fn pictures(name: &str, figure: &Figure) -> Result<Vec<(String, Strin
         let bars = values.iter().map(|value| value.unwrap_or(0.0)).collect();
         values.iter().any(Option::is_some).then(|| Series::new(mode, colour, bars))
     };
-    let is_shown = |(mode, _): &(&str, usize)| name == "headline" || PAPER.contains(mode);
+    let is_shown = |(mode, _): &(&str, usize)| name != "headline" || *mode != "grpc-tcp-tuned";
     let bars = MODES.into_iter().filter(is_shown).filter_map(series).collect();
     let groups = cells.iter().map(|cell| (subject.name)(&cell[0])).collect();
     let scale = if subject.logarithmic { Scale::Log } else { Scale::Linear };
@@ -103,7 +105,7 @@ fn subject(name: &str) -> Option<Subject> {
             x_axis: "bytes of the tensor",
             y_axis: "× grpc-tcp",
             logarithmic: true,
-            value: |cell, mode| time_ratio(cell, mode, "grpc-tcp"),
+            value: |cell, mode| middle(&time_ratios(cell, mode, "grpc-tcp")),
             name: size,
             shows: |_| true,
         },
@@ -113,7 +115,7 @@ fn subject(name: &str) -> Option<Subject> {
             x_axis: "model, batch",
             y_axis: "× grpc-tcp",
             logarithmic: false,
-            value: |cell, mode| speed_up(cell, mode, "grpc-tcp"),
+            value: |cell, mode| middle(&speed_ups(cell, mode, "grpc-tcp")),
             name: |row| format!("{} {}", row.field("model"), row.field("batch")),
             // Up to 32 the computing takes the same time.
             shows: |row| row.number("batch").is_some_and(|batch| batch >= 32.0),
@@ -126,7 +128,7 @@ fn subject(name: &str) -> Option<Subject> {
             logarithmic: false,
             value: |cell, mode| of_mode(cell, mode)?.number("times_local"),
             name: |row| format!("{} {}", row.field("model"), row.field("workers")),
-            shows: |_| true,
+            shows: |row| row.setting() == SETTINGS[0].1,
         },
         "paper-12" => Subject {
             file: "paper-12.svg",
@@ -140,6 +142,28 @@ fn subject(name: &str) -> Option<Subject> {
         },
         _ => return None,
     })
+}
+
+/// Draws the paper's figure 7.
+pub(crate) fn sizes() -> Result<String, Failure> {
+    let names = ["of all variables", "of their bytes"];
+    let line = |(index, points): (usize, _)| Series::new(names[index], 2 * index, points);
+    let x = Axis { name: "bytes", scale: Scale::Sizes };
+    let lines = shares().into_iter().enumerate().map(line).collect();
+    let y = Axis { name: "% in larger variables", scale: Scale::Linear };
+    let title = "Variables of the six models that are larger than a size";
+    svg(Plot { title, y, content: Content::Lines { x, lines, marks: false } })
+}
+
+/// Draws what the rank receives that receives most, by the number of ranks.
+fn reducers(figure: &Figure) -> Result<Vec<(String, String)>, Failure> {
+    let cells = figure.cells()?;
+    let line = |(name, colour)| Series::new(name, colour, received(&cells, name));
+    let axis = |name| Axis { name, scale: Scale::Linear };
+    let lines = [("naive", 1), ("ring", 3)].into_iter().map(line).collect();
+    let title = "What the rank receives that receives most (lower is better)";
+    let content = Content::Lines { x: axis("ranks"), lines, marks: true };
+    Ok(vec![("paper-baidu.svg".to_owned(), svg(Plot { title, y: axis("operands"), content })?)])
 }
 
 /// Draws for each run how good the model is, by the time of the training. Returns the names and contents of

@@ -14,7 +14,7 @@ use tonic_rdma_proto::transfer::Check;
 use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::Contender;
 use crate::compare::operations::{Operations, Position};
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::{Cell, Plan};
@@ -59,8 +59,8 @@ impl ConnectionMeter<'_> {
         let mut rows = Vec::new();
         for cell in &plan.cells {
             let mut of_cell = Vec::new();
-            for mode in &plan.modes {
-                of_cell.extend(self.mode(*mode, *cell).await?);
+            for contender in &plan.contenders {
+                of_cell.extend(self.mode(*contender, *cell).await?);
             }
             // A stable sort, so that modes stay in the order of the table.
             of_cell.sort_by_key(|row: &Row| row.connections.map(|of| (of.connections, of.busy)));
@@ -70,24 +70,24 @@ impl ConnectionMeter<'_> {
     }
 
     /// Measures all numbers of connections in one mode. Errors end the mode, and its last row has them.
-    async fn mode(&mut self, mode: Mode, cell: Cell) -> Result<Vec<Row>, Failure> {
-        let consumed = mode.reduces(self.options.consume);
+    async fn mode(&mut self, contender: Contender, cell: Cell) -> Result<Vec<Row>, Failure> {
+        let consumed = contender.mode.reduces(self.options.consume);
         let operations = Operations::new(cell.load, seed(cell), consumed)?;
         // The connections of the last mode end.
         tokio::time::sleep(SETTLE).await;
         let empty = Footprint::measure(self.server)?;
-        let mut opened = ModeConnections { mode, cell, operations: &operations, callers: Vec::new() };
+        let mut opened = ModeConnections { contender, cell, operations: &operations, callers: Vec::new() };
         let mut rows = Vec::new();
         // What both processes occupy with one connection. The figures of more connections leave it out.
         let mut first = None;
         for count in self.plan.connections.iter().copied() {
-            self.progress.set_message(format!("{count} connections  {mode}"));
+            self.progress.set_message(format!("{count} connections  {contender}"));
             let mut tally = Tally::new()?;
             if let Err(error) = self.grow(&mut opened, count).await {
                 self.checks.mismatches += u64::from(error.is_mismatch());
                 let reached = opened.callers.len();
                 tally.counts.error(1, format!("connection {} of {count}: {error}", reached + 1));
-                let row = tally.row(mode, cell, self.plan.direction);
+                let row = tally.row(contender, cell, self.plan.direction);
                 rows.push(with_connections(row, count, count, None, None));
                 return Ok(rows);
             }
@@ -157,7 +157,7 @@ impl ConnectionMeter<'_> {
         }
         self.checks.add(tally.checks());
         self.progress.inc(1);
-        Ok(tally.row(opened.mode, opened.cell, self.plan.direction))
+        Ok(tally.row(opened.contender, opened.cell, self.plan.direction))
     }
 }
 
@@ -180,7 +180,7 @@ fn with_connections(
 #[derive(Debug)]
 struct ModeConnections<'a> {
     /// A gRPC mode.
-    mode: Mode,
+    contender: Contender,
     cell: Cell,
     operations: &'a Operations,
     callers: Vec<GrpcCaller>,
@@ -194,7 +194,7 @@ impl ModeConnections<'_> {
         options: &CompareOptions,
         rdma: Option<&Rdma>,
     ) -> Result<Option<RdmaConnection>, CallError> {
-        let connecting = GrpcCaller::connect(self.mode, addresses, options, rdma);
+        let connecting = GrpcCaller::connect(self.contender, addresses, options, rdma);
         let (mut caller, verdict) = within(ANSWER_LIMIT, connecting).await?;
         match self.callers.first() {
             Some(first) => caller.prepare_like(first),

@@ -24,6 +24,7 @@ pub(crate) mod runs;
 pub(crate) mod server;
 pub(crate) mod trials;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
@@ -33,7 +34,7 @@ use tonic_rdma_commands::remote::Host;
 use tonic_rdma_commands::{Context as _, Failure, output, table};
 
 use crate::compare::connections::ConnectionMeter;
-use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
+use crate::compare::modes::grpc::client::{CallSettings, GrpcCaller};
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions, PROGRAM, ServerJob, ServerOptions};
 use crate::compare::plan::Plan;
@@ -44,8 +45,7 @@ use crate::measure::machine::{Costs, Watch};
 use crate::measure::process::{check_container, raise_open_files};
 use crate::measure::recorder;
 use crate::measure::report::progress_bar;
-use crate::measure::settings::Http2;
-use crate::measure::transport::{Rdma, RdmaConnection};
+use crate::measure::transport::{LOCALHOST, Rdma, RdmaConnection};
 
 /// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
@@ -63,7 +63,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
         check_container()?;
     }
     if options.with_metrics {
-        recorder::install_unread()?;
+        recorder::install().map(drop)?;
     }
     let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
         true => Some(Rdma::new(&options.provider)?.for_load(plan.most_connections(), plan.longest_payload())),
@@ -81,7 +81,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let measured = measure_runs(options, &plan, cores, (rdma.as_ref(), host.as_ref()), &progress);
     progress.finish_and_clear();
     let Measured { verdict, rows, checks, cores } = measured?;
-    let warnings = [watch.warnings(), runs::that_stand_out(&rows)].concat();
+    let warnings = [watch.warnings(), results::disturbed_runs(&rows)].concat();
     let facts = Facts::new(&plan, options, (cores, costs, warnings), (verdict, ends), checks);
     results::show(options, &facts, &rows)
 }
@@ -150,12 +150,12 @@ async fn measure(
         longest_payload: plan.longest_payload(),
         core: cores.map(|cores| cores.server),
         grant: None,
+        http2: plan.http2(options),
     };
     let (mut server, addresses) = server::start(&job, host).await?;
     let server_id = server.id(0);
     let work = async {
-        let channel = client::tcp(addresses.tcp, Http2::DEFAULT).await?;
-        let control = GrpcCaller::new(channel, Mode::GrpcTcp, CallSettings::default());
+        let control = GrpcCaller::new(addresses.control().await?, Mode::GrpcTcp, CallSettings::default());
         let (progress, checks) = (progress.clone(), Checks::default());
         if options.connections.is_some() {
             let (addresses, verdict) = (&addresses, None);
@@ -174,7 +174,8 @@ async fn measure(
             let rows = meter.run().await?;
             return Ok((meter.verdict, rows, meter.checks));
         }
-        let (participants, verdict) = connect(options, plan, rdma, &addresses).await?;
+        let local = host.map_or(LOCALHOST, |host| host.local_ip());
+        let (participants, verdict) = connect(options, plan, rdma, &addresses, local).await?;
         let pinned = cores.is_some() && addresses.core.is_some();
         let consumed = plan.modes.iter().any(|mode| mode.reduces(options.consume));
         let mut meter = Meter { plan, participants, control, progress, checks, pinned, consumed };
@@ -192,18 +193,19 @@ async fn measure(
     Ok(Measured { verdict, rows, checks, cores })
 }
 
-/// Connects each mode of the plan.
+/// Connects each mode of the plan. `local`: the address of this process, for the server.
 async fn connect(
     options: &CompareOptions,
     plan: &Plan,
     rdma: Option<&Rdma>,
     addresses: &Addresses,
+    local: IpAddr,
 ) -> Result<(Vec<Participant>, Option<RdmaConnection>), Failure> {
     let mut participants = Vec::new();
     let mut verdict = None;
-    for mode in &plan.modes {
-        let (caller, agreed) = modes::connect(*mode, addresses, options, rdma).await?;
-        participants.push(Participant::new(*mode, caller)?);
+    for contender in &plan.contenders {
+        let (caller, agreed) = modes::connect(*contender, addresses, options, rdma, local).await?;
+        participants.push(Participant::new(*contender, caller)?);
         verdict = verdict.or(agreed);
     }
     Ok((participants, verdict))

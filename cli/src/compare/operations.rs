@@ -1,7 +1,7 @@
 //! The operations of a cell: made before the measured time begins, and sent by callers.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -53,8 +53,8 @@ pub(crate) struct Operations {
     pub(crate) load: Workload,
     /// The stretch of memory that all buffers lie in.
     pub(crate) content: Content,
-    /// Whether it is registered memory.
-    pub(crate) registered: bool,
+    /// The content in registered memory, once a mode has asked for it.
+    registered: Arc<OnceLock<Content>>,
     items: Arc<[Operation]>,
 }
 
@@ -106,7 +106,7 @@ impl Operations {
         let no_memory = || Failure::usage(format!("{}: there is no memory for it", load));
         let bytes = usize::try_from(room(load)).map_err(|error| no_memory().because(error))?;
         let content = Content::new(bytes, seed).map_err(|error| no_memory().because(error))?;
-        Ok(Self::over(load, content, false, consumed))
+        Ok(Self::over(load, content, consumed))
     }
 
     /// Makes operations as [`new`](Self::new) does, with content in registered memory.
@@ -114,10 +114,11 @@ impl Operations {
         let bytes = Content::with_variants(room(load));
         let content = registered(bytes as usize, seed)
             .context(format!("{}: there is no registered memory for it", load))?;
-        Ok(Self::over(load, content, true, consumed))
+        let operations = Self::over(load, content.clone(), consumed);
+        Ok(Self { registered: Arc::new(content.into()), ..operations })
     }
 
-    fn over(load: Workload, content: Content, registered: bool, consumed: bool) -> Self {
+    fn over(load: Workload, content: Content, consumed: bool) -> Self {
         let cycle = load.operations();
         let layout = Layout::of(load, content.seed());
         let form = match load {
@@ -134,7 +135,18 @@ impl Operations {
         // At least one of each operation of the cycle, and of each variant of the content.
         let count = cycle.len().max(VARIANTS);
         let items = cycle.iter().cycle().take(count).enumerate().map(operation).collect();
-        Self { load, content, registered, items }
+        Self { load, content, registered: Arc::default(), items }
+    }
+
+    /// Returns the content in registered memory, from which a device sends without a copy. The first call copies it
+    /// there, for all modes.
+    pub(crate) fn registered(&self) -> Result<Content, VerbsError> {
+        if let Some(content) = self.registered.get() {
+            return Ok(content.clone());
+        }
+        let all = self.content.all();
+        let copy = in_pool(all.len(), self.content.seed(), |memory| memory.copy_from_slice(all))?;
+        Ok(self.registered.get_or_init(|| copy).clone())
     }
 
     /// Returns the operation at `index`. The operations repeat after the last one.
@@ -147,11 +159,6 @@ impl Operations {
 /// many as [`Content::with_variants`] returns, or [`Content::all`] has.
 pub(crate) fn registered(bytes: usize, seed: u64) -> Result<Content, VerbsError> {
     in_pool(bytes, seed, |memory| content::fill(seed, memory))
-}
-
-/// Copies `content` to registered memory.
-pub(crate) fn registered_copy(content: &Content) -> Result<Content, VerbsError> {
-    in_pool(content.all().len(), content.seed(), |memory| memory.copy_from_slice(content.all()))
 }
 
 fn in_pool(bytes: usize, seed: u64, write: impl FnOnce(&mut [u8])) -> Result<Content, VerbsError> {
@@ -207,15 +214,20 @@ impl Layout {
     /// Returns the offset of each buffer of these lengths.
     pub(crate) fn offsets(&self, lengths: impl IntoIterator<Item = u64>) -> impl Iterator<Item = u64> {
         let mut end = 0;
-        lengths.into_iter().enumerate().map(move |(index, len)| match self {
-            Self::InOrder => {
-                let offset = end;
-                end += Content::room(len);
-                offset
-            }
+        lengths.into_iter().enumerate().map(move |(index, len)| {
+            let offset = self.offset(index, end);
+            end += Content::room(len);
+            offset
+        })
+    }
+
+    /// Returns the offset of the buffer at `index`, if those before it take `end` bytes.
+    pub(crate) fn offset(&self, index: usize, end: u64) -> u64 {
+        match self {
+            Self::InOrder => end,
             // All operations with this layout have as many blocks as `offsets`.
             Self::Scattered(offsets) => offsets.get(index).copied().unwrap_or(0),
-        })
+        }
     }
 }
 
@@ -274,7 +286,7 @@ mod tests {
                 })
             };
             let items = self.items.iter().enumerate().map(tear).collect();
-            Self { load: self.load, content, registered: false, items }
+            Self { load: self.load, content, registered: Arc::default(), items }
         }
     }
     use tonic_rdma_commands::payload::content::{check_all, check_buffers};
@@ -343,14 +355,15 @@ mod tests {
     fn every_buffer_of_every_operation_has_its_content_in_registered_memory() {
         for load in [Workload::Size(100_001), Workload::Mix(Mix::Random), Workload::Blocks] {
             let operations = Operations::new(load, 7, false).unwrap();
-            let content = &operations.content;
-            let registered = registered_copy(content).unwrap();
+            let registered = operations.registered().unwrap();
             for trial in 0..6 {
                 for (seed, buffer) in operations.take(trial).buffers() {
                     assert_eq!(registered.buffer(seed, buffer.len()).as_ref(), Some(buffer));
                 }
             }
-            assert_eq!(registered.buffer(7 + 1, content.all().len()), None);
+            assert_eq!(registered.buffer(7 + 1, operations.content.all().len()), None);
+            let again = operations.clone().registered().unwrap();
+            assert_eq!(again.all().as_ptr(), registered.all().as_ptr(), "all modes share it");
         }
     }
 

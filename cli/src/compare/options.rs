@@ -109,11 +109,12 @@ pub(crate) struct CompareOptions {
     /// RDMA provider of the server, if it differs from the client's [default: as --provider]
     #[arg(long, hide_short_help = true, value_name = "NAME", value_parser = parse_provider)]
     pub(crate) server_provider: Option<String>,
-    /// HTTP/2 windows and frames: default, tuned, or sizes
+    /// HTTP/2 windows and frames, such as default,tuned
     ///
-    /// For all modes. Sizes are STREAM/CONNECTION/FRAME; default is tonic's own, tuned what is best for grpc-tcp.
-    #[arg(long, value_name = "SIZES", value_parser = Http2::parse, default_value = "default")]
-    pub(crate) http2: Http2,
+    /// default, tuned, or STREAM/CONNECTION/FRAME sizes; default is tonic's own, tuned what is best for grpc-tcp. With several
+    /// settings each mode over HTTP/2 is measured with each of them, and compared with grpc-tcp of the same setting.
+    #[arg(long, value_name = "LIST", value_parser = Http2::parse_list, default_value = "default")]
+    pub(crate) http2: List<Http2>,
     /// Encoding of messages: copy or gather
     ///
     /// copy: into one buffer, as generated code does. gather: by reference with tonic_rdma::gather, in all modes.
@@ -214,6 +215,8 @@ pub(crate) struct ServerJob {
     pub(crate) core: Option<usize>,
     /// What the listening end grants, if the client is on another host.
     pub(crate) grant: Option<Grant>,
+    /// The settings of HTTP/2 that it listens with.
+    pub(crate) http2: Vec<Http2>,
 }
 
 /// What a listening end grants to a server process.

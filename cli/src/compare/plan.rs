@@ -7,10 +7,11 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::{Failure, List, Named as _, units};
 
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::{Contender, Mode};
 use crate::compare::operations::room;
 use crate::compare::options::{CompareOptions, Conditions};
 use crate::measure::machine::{available, lacking};
+use crate::measure::settings::Http2;
 use crate::workload::Workload;
 
 /// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large
@@ -59,6 +60,8 @@ const CONNECTION_SIZE: u64 = 64;
 pub(crate) struct Plan {
     /// Modes in the order of the table.
     pub(crate) modes: Vec<Mode>,
+    /// The modes, each with the settings that it is measured with.
+    pub(crate) contenders: Vec<Contender>,
     /// Cells in the order of the table.
     pub(crate) cells: Vec<Cell>,
     /// Numbers of connections to measure, without which each mode has one connection.
@@ -111,17 +114,28 @@ impl Plan {
         let together = |cell: &Cell| Cell { inflight: cell.inflight.saturating_mul(most), ..*cell };
         // Before the measuring.
         fits(&cells.iter().map(together).collect::<Vec<_>>(), &modes, direction, available())?;
+        let contenders = |modes: &[Mode]| Contender::all(modes, &options.http2.0);
+        let (count, at_rates) = (contenders(&modes).len(), contenders(&rate_modes).len());
         let usual = || match options.connections {
-            None => mode_time(&[(&cells[..], modes.len()), (&rates, rate_modes.len())], options.quick),
-            Some(_) => trial_time(2 * connections.len() * cells.len() * modes.len(), options.quick),
+            None => mode_time(&[(&cells[..], count), (&rates, at_rates)], options.quick),
+            Some(_) => trial_time(2 * connections.len() * cells.len() * count, options.quick),
         };
         let duration = options.duration.unwrap_or_else(usual);
-        let part = |modes, cells, rates| {
-            let connections = connections.clone();
-            Self { modes, cells, connections, direction, duration, rates }
+        let part = |modes: Vec<Mode>, cells, rates| {
+            let (contenders, connections) = (contenders(&modes), connections.clone());
+            Self { modes, contenders, cells, connections, direction, duration, rates }
         };
         let rates = (!rates.is_empty()).then(|| Box::new(part(rate_modes, rates, None)));
         Ok(part(modes, cells, rates))
+    }
+
+    /// Returns the settings of HTTP/2 that the server needs.
+    pub(crate) fn http2(&self, options: &CompareOptions) -> Vec<Http2> {
+        let mut settings = options.http2.0.clone();
+        if self.modes.contains(&Mode::GrpcTcpTuned) && !settings.contains(&Http2::TUNED) {
+            settings.push(Http2::TUNED);
+        }
+        settings
     }
 
     /// Returns whether any mode needs RDMA.
@@ -207,15 +221,15 @@ impl Plan {
     pub(crate) fn trials(&self) -> u64 {
         if let [_, several @ ..] = self.connections.as_slice() {
             // One connection has one trial, and several have two.
-            return (1 + 2 * several.len() as u64) * (self.cells.len() * self.modes.len()) as u64;
+            return (1 + 2 * several.len() as u64) * (self.cells.len() * self.contenders.len()) as u64;
         }
         let rounds: u64 = self.cells.iter().map(|cell| u64::from(self.rounds(*cell))).sum();
-        rounds * self.modes.len() as u64
+        rounds * self.contenders.len() as u64
     }
 
     /// Returns the modes in the order of round `round`. Each round begins with another mode.
     pub(crate) fn order(&self, round: u32) -> impl Iterator<Item = usize> + use<> {
-        let modes = self.modes.len();
+        let modes = self.contenders.len();
         (0..modes).map(move |trial| (trial + round as usize) % modes)
     }
 }
@@ -354,6 +368,9 @@ pub(crate) const MAX_RUNS: u64 = 99;
 const OPEN_LOOP_CALLS: usize = 1024;
 const OPEN_LOOP_BYTES: u64 = 256 << 20;
 
+/// The most tensors of an operation in a mode in which they have no place beforehand: as many as a slot has buffers.
+const MAX_PASSED: u64 = 1024;
+
 /// A cell of the plan: a row of every mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cell {
@@ -396,6 +413,9 @@ impl Cell {
 
     /// Returns the reason why `mode` can't carry the cell's messages, or `None` if the mode can.
     pub(crate) fn beyond(self, mode: Mode) -> Option<String> {
+        if mode.is_passed() && self.load.most_messages() > MAX_PASSED {
+            return Some(format!("it carries operations of up to {MAX_PASSED} tensors"));
+        }
         let (limit, reason) = mode.limit()?;
         (self.load.largest_message() > limit)
             .then(|| format!("it carries messages up to {} ({reason})", units::size(limit)))
@@ -535,7 +555,10 @@ fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<
 /// mode at a time has messages in flight.
 fn needed(cell: Cell, modes: &[Mode]) -> u64 {
     let taking_part = || modes.iter().filter(|mode| cell.beyond(**mode).is_none());
-    let kept = taking_part().map(|mode| kept(cell, *mode)).fold(0, u64::saturating_add);
+    // The modes that send from registered memory share a copy of the content there.
+    let registered = taking_part().any(|mode| mode.registers_payloads() || mode.sends_in_place());
+    let registered = if registered { room(cell.load) } else { 0 };
+    let kept = taking_part().map(|mode| kept(cell, *mode)).fold(registered, u64::saturating_add);
     let in_flight = taking_part().map(|mode| in_flight(cell, *mode)).max().unwrap_or(0);
     room(cell.load).saturating_add(kept).saturating_add(in_flight)
 }
@@ -543,13 +566,13 @@ fn needed(cell: Cell, modes: &[Mode]) -> u64 {
 /// Returns the memory that `mode` keeps during the whole cell, including the trials of other modes.
 fn kept(cell: Cell, mode: Mode) -> u64 {
     match mode {
-        // Registered memory to send from, a copy of the content; and the copy of memcpy.
-        Mode::GrpcNativeGather | Mode::GrpcReference | Mode::GrpcReferenceTcp | Mode::Memcpy => {
-            room(cell.load)
-        }
-        // The slots at the receiver, and registered memory to send from: the content, or copies of it.
-        Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
-            room(cell.load).saturating_mul(cell.inflight as u64 + 1)
+        // A copy of the content: that of the owner, and that of memcpy.
+        Mode::GrpcReference | Mode::GrpcReferenceTcp | Mode::Memcpy => room(cell.load),
+        // The slots at the receiver, or the tensors that it has read or asked for; and a copy at the sender.
+        mode if mode.carries_tensors() => {
+            let is_batch = matches!(cell.load, Workload::Mix(_) | Workload::Blocks) && !mode.is_passed();
+            let copies = u64::from(mode == Mode::RdmaCp || is_batch);
+            room(cell.load).saturating_mul(cell.inflight as u64 + copies)
         }
         _ => 0,
     }
@@ -580,7 +603,9 @@ mod tests {
 
     fn plan(duration: Duration) -> Plan {
         let (modes, cells) = (Mode::default_list(false, Flavour::IdlePolling), preset(false, false));
-        Plan { modes, cells, connections: Vec::new(), direction: Direction::Up, duration, rates: None }
+        let contenders = Contender::all(&modes, &[Http2::DEFAULT]);
+        let (connections, direction) = (Vec::new(), Direction::Up);
+        Plan { modes, contenders, cells, connections, direction, duration, rates: None }
     }
 
     fn asked(arguments: &[&str]) -> Vec<Cell> {
@@ -709,7 +734,8 @@ mod tests {
         let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
         let grpc: Vec<Mode> = Mode::all().iter().copied().filter(|mode| mode.is_grpc()).collect();
         let refusal = check_limits(&cells, &grpc).unwrap_err().to_string();
-        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, rdma-zerocp-await, memcpy"] {
+        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp-await, rdma-dynamic, rdma-named, memcpy"]
+        {
             assert!(refusal.contains(named), "{named} in {refusal}");
         }
         check_limits(&cells, &Mode::default_list(false, Flavour::IdlePolling)).unwrap();
@@ -747,6 +773,9 @@ mod cell_tests {
         let beyond = Cell::closed(3 << 30, 1);
         assert!(beyond.beyond(Mode::GrpcTcp).is_some_and(|reason| reason.contains("2047 MiB")));
         assert_eq!(beyond.beyond(Mode::Memcpy), None);
+        let blocks = Cell { load: Workload::Blocks, ..limit };
+        assert_eq!(blocks.beyond(Mode::RdmaZerocp), None);
+        assert!(blocks.beyond(Mode::RdmaNamed).is_some_and(|reason| reason.contains("1024 tensors")));
     }
 
     #[test]
@@ -850,7 +879,7 @@ mod memory_tests {
     fn cells_beyond_the_memory_are_refused_with_both_figures() {
         let cells = [Cell::closed(64, 1), Cell::closed(GIB, 512)];
         let refusal = fits(&cells, Mode::all(), Direction::Up, Some(8 * GIB)).unwrap_err().to_string();
-        assert!(refusal.contains("1 GiB × 512 needs about 3081 GiB"), "{refusal}");
+        assert!(refusal.contains("1 GiB × 512 needs about 4103 GiB"), "{refusal}");
         assert!(refusal.contains("8.00 GiB are available"), "{refusal}");
         fits(&cells, Mode::all(), Direction::Up, None).unwrap();
         fits(&cells[..1], Mode::all(), Direction::Up, Some(8 * GIB)).unwrap();

@@ -9,19 +9,23 @@ use tonic_rdma_commands::statistics::{median, range};
 use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, units};
 
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::{Contender, Mode};
 use crate::compare::options::{CompareOptions, Conditions};
 use crate::compare::plan::{Cell, Direction, Plan};
-use crate::compare::runs::Runs;
+use crate::compare::runs::{Figure, Runs, from_to, that_stand_out};
 use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
-use crate::measure::settings::{Consume, Http2Sizes};
+use crate::measure::settings::{self, Consume, Http2, Http2Sizes};
 use crate::measure::transport::{Encode, RdmaConnection};
+use crate::workload::PayloadSizes;
 
 /// The figures of one mode in one cell.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) mode: Mode,
+    /// The setting of HTTP/2, if the run has several and the mode uses HTTP/2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) http2: Option<Http2>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) workload: Option<&'static str>,
     /// Payload of an operation; the average of a workload's operations.
@@ -93,6 +97,10 @@ pub(crate) struct Idle {
 }
 
 impl Row {
+    pub(crate) fn contender(&self) -> Contender {
+        Contender { mode: self.mode, http2: self.http2 }
+    }
+
     /// Returns whether both rows are compared with each other: modes in the same cell, with as many
     /// connections.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
@@ -103,7 +111,7 @@ impl Row {
     /// Returns the median latency as a multiple of the mode's own with one connection.
     pub(crate) fn times_one(&self, rows: &[Self]) -> Option<f64> {
         let is_one = |row: &&Self| {
-            (row.mode, row.cell) == (self.mode, self.cell)
+            (row.contender(), row.cell) == (self.contender(), self.cell)
                 && row.connections.is_some_and(|of| of.connections == 1)
         };
         let one = rows.iter().find(is_one)?.p50_us;
@@ -152,7 +160,7 @@ impl Row {
             sleeps_per_op: each(|row| row.sleeps_per_op),
             first_error: runs.iter().find_map(|row| row.first_error.clone()),
             ratios,
-            runs: if runs.len() > 1 { Runs::of(runs) } else { Runs::default() },
+            runs: Runs::of(runs, &FIGURES),
             ..first.clone()
         })
     }
@@ -163,7 +171,7 @@ impl Row {
         let plural = if self.errors == 1 { "error" } else { "errors" };
         let on = self.connections.map(|of| format!(" on {} of {} connections", of.busy, of.connections));
         let (on, cell) = (on.unwrap_or_default(), self.cell.label());
-        format!("{} at {cell}{on}: {} {plural}, the first: {first}", self.mode, self.errors)
+        format!("{} at {cell}{on}: {} {plural}, the first: {first}", self.contender(), self.errors)
     }
 }
 
@@ -221,7 +229,10 @@ pub(crate) struct Ratios {
 impl Ratios {
     /// Compares `row` with the `grpc-tcp` row of its cell among `rows`.
     pub(crate) fn of(row: &Row, rows: &[Row]) -> Self {
-        let is_base = |other: &&Row| other.mode == Mode::GrpcTcp && other.is_beside(row);
+        let is_base = |other: &&Row| {
+            let is_against = row.contender().is_against(other.contender());
+            other.mode == Mode::GrpcTcp && other.is_beside(row) && is_against
+        };
         let Some(base) = rows.iter().find(is_base) else {
             return Self::default();
         };
@@ -239,6 +250,20 @@ impl Ratios {
     }
 }
 
+/// The figures of which a row of several runs has those of each run.
+const FIGURES: [Figure<Row>; 4] = [
+    ("p50_us", |row| (row.ops > 0).then_some(row.p50_us)),
+    ("p99_us", |row| row.p99_us.filter(|_| row.ops > 0)),
+    ("ops_per_s", |row| (row.ops > 0).then_some(row.ops_per_s)),
+    ("cpu_us_per_op", |row| (row.ops > 0).then_some(row.cpu_us_per_op)),
+];
+
+/// Describes runs that stand out from the others.
+pub(crate) fn disturbed_runs(rows: &[Row]) -> Vec<String> {
+    let named = rows.iter().map(|row| (format!("{} at {}", row.contender(), row.cell.label()), &row.runs));
+    that_stand_out(named, "p50_us", units::micros)
+}
+
 /// Compares the rows of each run with `grpc-tcp`, and returns the medians of the runs.
 pub(crate) fn medians(mut runs: Vec<Vec<Row>>) -> Vec<Row> {
     for rows in &mut runs {
@@ -246,7 +271,7 @@ pub(crate) fn medians(mut runs: Vec<Vec<Row>>) -> Vec<Row> {
         rows.iter_mut().zip(ratios).for_each(|(row, ratios)| row.ratios = ratios);
     }
     let of_all = |row: &Row| {
-        let is_same = |other: &&Row| other.mode == row.mode && other.is_beside(row);
+        let is_same = |other: &&Row| other.contender() == row.contender() && other.is_beside(row);
         Row::of_runs(&runs.iter().flatten().filter(is_same).collect::<Vec<_>>())
     };
     runs.first().into_iter().flatten().filter_map(of_all).collect()
@@ -258,7 +283,7 @@ pub(crate) fn medians(mut runs: Vec<Vec<Row>>) -> Vec<Row> {
 pub(crate) fn check_ratios(least: f64, rows: &[Row]) -> Result<(), Failure> {
     let short = |row: &Row| {
         let ratio = row.ratios.throughput.filter(|ratio| *ratio < least)?;
-        Some(format!("{} at {}: {} times", row.mode, row.cell.label(), units::digits(ratio)))
+        Some(format!("{} at {}: {} times", row.contender(), row.cell.label(), units::digits(ratio)))
     };
     // At a rate all modes have the throughput that is offered.
     let compared = rows.iter().filter(|row| row.mode.uses_rdma() && row.rate.is_none());
@@ -302,6 +327,8 @@ pub(crate) struct Facts {
     /// Descriptions of the workloads' operations.
     #[serde(skip)]
     workloads: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    payloads: Vec<PayloadSizes>,
     #[serde(skip)]
     open_loop: bool,
 }
@@ -338,12 +365,14 @@ impl Facts {
         checks: Checks,
     ) -> Self {
         let (provider, verdict) = verdict.map(|verdict| (verdict.provider, verdict.reason)).unzip();
-        let http2 = options.http2;
+        let (setting, description) = settings::describe(&options.http2.0);
+        // Of one setting.
+        let sizes = if let [one] = options.http2.0[..] { one.0 } else { None };
         Self {
             ends,
             environment: Environment::new(provider, costs, warnings),
             verdict,
-            http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.0 },
+            http2: Http2Facts { setting, description, sizes },
             direction: plan.direction,
             encode: options.encode,
             consume: options.consume,
@@ -355,6 +384,7 @@ impl Facts {
             runs: options.runs,
             checks,
             workloads: workloads(&plan.cells),
+            payloads: PayloadSizes::of_each(plan.cells.iter().map(|cell| cell.load)),
             open_loop: plan.is_open_loop() || plan.rates.is_some(),
         }
     }
@@ -390,6 +420,7 @@ impl Facts {
             ("content", self.checks.summary()),
         ]);
         lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
+        lines.extend(self.payloads.iter().map(|payloads| ("sizes", payloads.curve())));
         if self.open_loop {
             let what = "Poisson arrivals, the same for all modes; latency counts from the time when a call was due; a client \
                         with a core of its own and no CPU limit polls in gaps of up to 3 ms, which is not in CPU/op; any other \
@@ -436,7 +467,14 @@ N + 1 cases, if nothing changes. No σ, because runs that are disturbed lie far 
 const OF_TENSORS: &str = "
 rdma-cp, rdma-zerocp: no RPC. A tensor is written to the memory where the receiver expects it, from a registered copy \
 (cp) or from registered memory (zerocp); an operation ends when the receiver has checked, consumed and released it. \
-Both ends poll; in rdma-zerocp-await both wait by futures. A set is sent as a whole.";
+Both ends poll; in rdma-zerocp-await both wait by futures. A set is sent as a whole. rdma-dynamic, rdma-named: the receiver has \
+no memory for a tensor beforehand; it reads the tensor from the place that it is told, or asks for it by name. It then \
+acknowledges the operation by a tensor of eight bytes.";
+
+/// Explains several settings of HTTP/2.
+pub(crate) const OF_HTTP2: &str = "
+(default), (tuned): the setting of HTTP/2. Such a row is compared with grpc-tcp of the same setting, all others with grpc-tcp of \
+the first.";
 
 const OF_SATURATION: &str = "
 saturated: the mode fell behind the offered rate, so its latencies grow with the length of the run; \
@@ -474,7 +512,7 @@ fn columns(rows: &[Row]) -> Vec<Column<Row>> {
     let column = column::<Row>;
     let (open_loop, of_connections) = (is_open_loop(rows), is_of_connections(rows));
     let mut columns = vec![
-        column("mode", |row, _| row.mode.to_string()),
+        column("mode", |row, _| row.contender().to_string()),
         column("size", |row, _| row.cell.load.to_string()),
         column("in flight", |row, _| match row.rate {
             Some(_) => format!("up to {}", row.inflight),
@@ -544,11 +582,6 @@ fn is_of_runs(rows: &[Row]) -> bool {
     rows.iter().any(|row| !row.runs.is_empty())
 }
 
-fn from_to(range: [f64; 2], text: impl Fn(f64) -> String) -> String {
-    let [least, most] = range.map(text);
-    format!("{least} to {most}")
-}
-
 fn is_of_connections(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.connections.is_some())
 }
@@ -566,6 +599,7 @@ fn legend(rows: &[Row]) -> String {
     let notes = [
         (is_of_runs(rows), OF_RUNS),
         (any(|row| row.mode.carries_tensors()), OF_TENSORS),
+        (any(|row| row.http2.is_some()), OF_HTTP2),
         (any(|row| row.ops > 0 && row.p99_us.is_none()), "\np99: only of 100 operations or more."),
         (any(|row| row.saturated == Some(true)), OF_SATURATION),
         (is_of_connections(rows), OF_CONNECTIONS),
@@ -575,7 +609,8 @@ fn legend(rows: &[Row]) -> String {
     }
     for row in rows {
         if let Some(reason) = &row.skipped {
-            legend.push_str(&format!("\n{} was not measured at {}: {reason}.", row.mode, row.cell.label()));
+            let (what, cell) = (row.contender(), row.cell.label());
+            legend.push_str(&format!("\n{what} was not measured at {cell}: {reason}."));
         }
     }
     legend
@@ -600,6 +635,7 @@ pub(crate) mod row_tests {
         let ops_per_s = 1e6 / p50_us * cell.inflight as f64;
         Row {
             mode: clap::ValueEnum::from_str(mode, false).unwrap(),
+            http2: None,
             workload: cell.load.name(),
             bytes: cell.load.bytes(),
             inflight: cell.inflight,
@@ -712,6 +748,31 @@ pub(crate) mod row_tests {
         };
         assert_eq!([rows[0].ratios, rows[1].ratios], [all(1.0), all(2.0)]);
         assert_eq!(rows[2].ratios, Ratios::default());
+    }
+
+    #[test]
+    fn rows_with_settings_of_http2_are_compared_with_tcp_of_the_same_setting() {
+        let row = |mode, http2, p50| Row { http2, ..sample_row(mode, Cell::closed(64, 1), p50) };
+        let [usual, tuned] = [Some(Http2::DEFAULT), Some(Http2::TUNED)];
+        let run = vec![
+            row("grpc-tcp", usual, 80.0),
+            row("grpc-tcp", tuned, 40.0),
+            row("grpc-rdma", usual, 20.0),
+            row("grpc-rdma", tuned, 20.0),
+            row("rdma-zerocp", None, 2.0),
+        ];
+        let rows = medians(vec![run.clone(), run]);
+        let ratios: Vec<_> = rows.iter().map(|row| row.ratios.latency).collect();
+        assert_eq!(ratios, [1.0, 1.0, 4.0, 2.0, 40.0].map(Some));
+        assert_eq!(serde_json::to_value(&rows[3]).unwrap()["http2"], "tuned");
+        assert!(serde_json::to_value(&rows[4]).unwrap().get("http2").is_none());
+        let text = report(&(), Vec::new(), &rows).text();
+        assert!(
+            text.contains("grpc-rdma (tuned)") && text.contains("grpc-tcp of the same setting"),
+            "{text}"
+        );
+        let failure = check_ratios(3.0, &rows).unwrap_err().to_string();
+        assert!(failure.ends_with("grpc-tcp: grpc-rdma (tuned) at 64 B × 1: 2.00 times"), "{failure}");
     }
 
     #[test]

@@ -1,53 +1,46 @@
-//! Several runs of a comparison: what each has measured, for the spread of a row's figures, and the runs that stand
-//! out.
+//! Several runs of a command: what each has measured, for the spread of a row's figures, and the runs that stand
+//! out. `parameter-server` and `load` have them too.
 
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 use tonic_rdma_commands::statistics::{deviation, median, range};
-use tonic_rdma_commands::units;
-
-use crate::compare::results::Row;
 
 /// What each of several runs has measured, by the names of the figures in the JSON. A figure that a run lacks is
 /// not there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Runs(Vec<(&'static str, Vec<f64>)>);
 
-type FigureOfRow = fn(&Row) -> Option<f64>;
+/// A figure of a row: its name in the JSON, and how it is found. It is absent if nothing was measured.
+pub(crate) type Figure<R> = (&'static str, fn(&R) -> Option<f64>);
 
 impl Runs {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(crate) fn of(runs: &[&Row]) -> Self {
-        let figures: [(_, FigureOfRow); 4] = [
-            ("p50_us", |row| Some(row.p50_us)),
-            ("p99_us", |row| row.p99_us),
-            ("ops_per_s", |row| Some(row.ops_per_s)),
-            ("cpu_us_per_op", |row| Some(row.cpu_us_per_op)),
-        ];
-        let of_run = |row: &Row, figure: FigureOfRow| figure(row).filter(|_| row.ops > 0);
-        let all = |(name, figure)| {
-            let values = runs.iter().map(|row| of_run(row, figure)).collect::<Option<Vec<_>>>();
-            Some((name, values?))
+    /// Keeps `figures` of several `runs` of one row.
+    pub(crate) fn of<R>(runs: &[&R], figures: &[Figure<R>]) -> Self {
+        let all = |(name, figure): &Figure<R>| {
+            let values = runs.iter().map(|row| figure(row)).collect::<Option<Vec<_>>>();
+            Some((*name, values?))
         };
-        Self(figures.into_iter().filter_map(all).collect())
-    }
-
-    /// Keeps what the runs of another command have measured.
-    pub(crate) fn new(figures: Vec<(&'static str, Vec<f64>)>) -> Self {
-        Self(figures)
+        Self(figures.iter().filter(|_| runs.len() > 1).filter_map(all).collect())
     }
 
     /// Returns what the runs have measured, in their order.
-    fn of_figure(&self, name: &str) -> Option<&[f64]> {
+    pub(crate) fn of_figure(&self, name: &str) -> Option<&[f64]> {
         self.0.iter().find(|(other, _)| *other == name).map(|(_, values)| values.as_slice())
     }
 
     pub(crate) fn range(&self, name: &str) -> Option<[f64; 2]> {
         range(self.of_figure(name)?)
     }
+}
+
+/// Returns a range as a text.
+pub(crate) fn from_to(range: [f64; 2], text: impl Fn(f64) -> String) -> String {
+    let [least, most] = range.map(text);
+    format!("{least} to {most}")
 }
 
 /// Of `p50_us` the JSON has `p50_us_min`, `p50_us_max` and `p50_us_runs`.
@@ -65,10 +58,14 @@ impl Serialize for Runs {
     }
 }
 
-/// Describes runs whose latency is far from that of the others. What disturbs a run disturbs many rows, so each
-/// run has one warning.
-pub(crate) fn that_stand_out(rows: &[Row]) -> Vec<String> {
-    let of_rows = rows.iter().filter_map(|row| Some((row, row.runs.of_figure("p50_us")?)));
+/// Describes runs whose median time is far from that of the others. What disturbs a run disturbs many rows, so each
+/// run has one warning. Each row has a name, and `figure` of it is shown as `text`.
+pub(crate) fn that_stand_out<'a>(
+    rows: impl IntoIterator<Item = (String, &'a Runs)>,
+    figure: &str,
+    text: fn(f64) -> String,
+) -> Vec<String> {
+    let of_rows = rows.into_iter().filter_map(|(name, runs)| Some((name, runs.of_figure(figure)?)));
     let of_rows: Vec<_> = of_rows.filter(|(_, runs)| runs.len() >= 3).collect();
     let mut warnings = Vec::new();
     // A first run has to be slower than the others in most rows. That of a single row often is, by chance.
@@ -88,21 +85,19 @@ pub(crate) fn that_stand_out(rows: &[Row]) -> Vec<String> {
                 runs.len() >= ENOUGH_RUNS && apart > DEVIATIONS * deviation(runs) && apart > FAR * middle;
             far.then_some((apart / middle, value, middle))
         };
-        let far: Vec<_> = of_rows.iter().filter_map(|(row, runs)| Some((row, is_far(runs)?))).collect();
-        let Some((row, (_, value, middle))) =
+        let far: Vec<_> = of_rows.iter().filter_map(|(name, runs)| Some((name, is_far(runs)?))).collect();
+        let Some((name, (_, value, middle))) =
             far.iter().max_by(|(_, one), (_, other)| one.0.total_cmp(&other.0))
         else {
             continue;
         };
         warnings.push(format!(
-            "run {} stands out in {} of {} rows, most in {} at {}: p50 {}, median {}",
+            "run {} stands out in {} of {} rows, most in {name}: p50 {}, median {}",
             run + 1,
             far.len(),
             of_rows.len(),
-            row.mode,
-            row.cell.label(),
-            units::micros(*value),
-            units::micros(*middle)
+            text(*value),
+            text(*middle)
         ));
     }
     warnings
@@ -116,10 +111,9 @@ const ENOUGH_RUNS: usize = 5;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::compare::plan::Cell;
-    use crate::compare::results::medians;
     use crate::compare::results::row_tests::sample_row;
+    use crate::compare::results::{disturbed_runs, medians};
 
     #[test]
     fn runs_that_stand_out_are_named_once_for_all_rows() {
@@ -129,7 +123,7 @@ mod tests {
             let of_run = |[one, other]: &[f64; 2]| {
                 vec![sample_row("grpc-tcp", small, *one), sample_row("grpc-tcp", large, *other)]
             };
-            that_stand_out(&medians(runs.iter().map(of_run).collect()))
+            disturbed_runs(&medians(runs.iter().map(of_run).collect()))
         };
         let quiet = [[10.0, 100.0], [10.1, 101.0], [9.9, 99.0], [10.05, 102.0], [10.2, 100.5]];
         assert_eq!(warnings(&quiet), [""; 0]);

@@ -19,7 +19,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
-use tonic::transport::Server;
+use tonic::transport::{Channel, Server};
 use tonic_rdma::{Policy, RdmaIncoming, RdmaRoutes, RdmaServer, gather};
 use tonic_rdma_commands::ends::{self, limit_memory, own_arguments, parse_arguments};
 use tonic_rdma_commands::remote::{Host, Request as ChildRequest};
@@ -30,6 +30,7 @@ use tower::Layer;
 use tower::layer::util::Identity;
 use tower::util::{Either, option_layer};
 
+use crate::compare::modes::grpc::client;
 use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
@@ -41,16 +42,10 @@ use crate::measure::settings::Http2;
 use crate::measure::transport::{self, Encode, LOCALHOST, Rdma, tcp_listener};
 
 /// The addresses of the server process, which it reports when it has started.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Addresses {
-    pub(crate) tcp: SocketAddr,
-    /// TCP with tuned windows and frames.
-    pub(crate) tcp_tuned: SocketAddr,
-    /// Name in the abstract namespace, which leaves no file behind. Absent on another host.
-    pub(crate) uds: Option<String>,
-    pub(crate) rdma: Option<SocketAddr>,
-    /// The listener that sends large answers by reference, for `grpc-rdma-gather`.
-    pub(crate) rdma_gather: Option<SocketAddr>,
+    /// The listeners for calls over HTTP/2, for each setting of the run.
+    pub(crate) http2: Vec<Http2Addresses>,
     /// The listener for native calls, and the one that also sends and lands payloads by reference.
     pub(crate) native: Option<SocketAddr>,
     pub(crate) native_gather: Option<SocketAddr>,
@@ -58,6 +53,34 @@ pub(crate) struct Addresses {
     pub(crate) tensors: Option<String>,
     /// The core that the process is kept on.
     pub(crate) core: Option<usize>,
+}
+
+/// The addresses of listeners that have one setting of HTTP/2.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Http2Addresses {
+    pub(crate) setting: Http2,
+    pub(crate) tcp: SocketAddr,
+    /// Name in the abstract namespace, which leaves no file behind. Absent on another host.
+    pub(crate) uds: Option<String>,
+    pub(crate) rdma: Option<SocketAddr>,
+    /// The listener that sends large answers by reference, for `grpc-rdma-gather`.
+    pub(crate) rdma_gather: Option<SocketAddr>,
+}
+
+impl Addresses {
+    /// Returns the listeners that have this `setting`, or the first ones without it.
+    pub(crate) fn of(&self, setting: Option<Http2>) -> Result<&Http2Addresses, Failure> {
+        let mut of_setting =
+            self.http2.iter().filter(|it| setting.is_none_or(|setting| it.setting == setting));
+        of_setting
+            .next()
+            .ok_or_else(|| Failure::run("the server process does not listen with this HTTP/2 setting"))
+    }
+
+    /// Connects over TCP, for calls outside the measured time.
+    pub(crate) async fn control(&self) -> Result<Channel, Failure> {
+        client::tcp(self.of(None)?.tcp, Http2::DEFAULT).await
+    }
 }
 
 /// Serves until stdin ends. The end of the parent closes stdin in every case.
@@ -69,7 +92,7 @@ pub(crate) fn run(job: &ServerJob) -> Result<(), Failure> {
     }
     let _commands = process::commands::<IgnoredAny>()?;
     if job.options.with_metrics {
-        recorder::install_unread()?;
+        recorder::install().map(drop)?;
     }
     // The client reports a connection that fails because the limit is too low.
     let _ = raise_open_files();
@@ -110,7 +133,7 @@ async fn listen(job: &ServerJob, core: Option<usize>) -> Result<(Addresses, Serv
         // All gRPC modes use this one service, and settings apply to all of them.
         service: TransferService::reducing(Mode::GrpcTcp.reduces(options.consume)).up_to(job.longest_payload),
         registering: Source::registering(),
-        http2: options.http2,
+        http2: job.http2.clone(),
         gathers: options.encode == Encode::Gather,
         direction: options.direction,
         ip,
@@ -131,7 +154,8 @@ pub(crate) struct Services {
     pub(crate) service: TransferService,
     /// The source of the listener that sends payloads from registered memory.
     pub(crate) registering: Source,
-    pub(crate) http2: Http2,
+    /// The settings of HTTP/2, with listeners of its own for each of them.
+    pub(crate) http2: Vec<Http2>,
     /// Whether all listeners send large answers by reference.
     pub(crate) gathers: bool,
     pub(crate) direction: Direction,
@@ -140,62 +164,29 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Listens on TCP, within one host on a Unix socket, and for RDMA peers if `rdma` is there. Only one connection, outside
-    /// the measured time, uses `placement`.
+    /// Listens for native calls if `rdma` is there, and for HTTP/2. Only one connection, outside the measured time, uses
+    /// `placement`.
     pub(crate) async fn listen(
         self,
         rdma: Option<&Rdma>,
-        placement: Option<PlacementService>,
+        mut placement: Option<PlacementService>,
     ) -> Result<(Addresses, Servers), Failure> {
-        let mut servers = Servers::new();
-        let (gathers, http2, ip) = (self.gathers, self.http2, self.ip);
-        let tcp = tcp_listener(ip)?;
-        let tcp_address = tcp.local_addr().context("can't listen on TCP")?;
-        // Receivers by reference connect to owners of this host alone.
-        let fetches = ip == LOCALHOST && self.direction == Direction::Up;
-        let mut on_tcp = self.clone();
-        if fetches {
-            on_tcp.service = on_tcp.service.fetching(transport::fetching(None)?, false);
+        let (mut servers, mut addresses) = (Servers::new(), Addresses::default());
+        for setting in &self.http2 {
+            let listening = self.listen_for_http2(*setting, rdma, placement.take(), &mut servers);
+            addresses.http2.push(listening.await?);
         }
-        servers.spawn(on_tcp.serve(gathers, placement, tcp));
-        let tuned = tcp_listener(ip)?;
-        let tcp_tuned = tuned.local_addr().context("can't listen on TCP")?;
-        servers.spawn(Self { http2: Http2::TUNED, ..self.clone() }.serve(gathers, None, tuned));
-        let mut uds = None;
-        if ip == LOCALHOST {
-            let (listener, name) = uds_listener().context("can't listen on a Unix socket")?;
-            servers.spawn(self.clone().serve(gathers, None, listener));
-            uds = Some(name);
-        }
-        let mut addresses = Addresses {
-            tcp: tcp_address,
-            tcp_tuned,
-            uds,
-            rdma: None,
-            rdma_gather: None,
-            native: None,
-            native_gather: None,
-            tensors: None,
-            core: None,
-        };
         let Some(rdma) = rdma else { return Ok((addresses, servers)) };
-        let (incoming, address) = rdma.bind(ip, Policy::Prefer).await?;
-        addresses.rdma = Some(address);
-        servers.spawn(self.clone().serve(gathers, None, incoming));
-        if self.direction == Direction::Down {
-            let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
-            addresses.rdma_gather = Some(address);
-            servers.spawn(self.clone().serve(true, None, incoming));
-        }
-        let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
+        let http2 = self.http2.first().copied().unwrap_or(Http2::DEFAULT);
+        let (incoming, address) = rdma.bind(self.ip, Policy::Require).await?;
         addresses.native = Some(address);
-        let server = rdma.server(http2).layer(gathering(gathers));
+        let server = rdma.server(http2).layer(gathering(self.gathers));
         servers.spawn(self.clone().serve_native(server, incoming));
-        let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
+        let (incoming, address) = rdma.bind(self.ip, Policy::Require).await?;
         addresses.native_gather = Some(address);
         let both = gather::GatherBothLayer::new().max_decoding_message_size(usize::MAX);
         let mut service = self.service.clone().with(self.registering.clone());
-        if fetches {
+        if self.fetches() {
             service = service.fetching(transport::fetching(Some(rdma))?, true);
         }
         let registering = Self { service, ..self };
@@ -203,9 +194,51 @@ impl Services {
         Ok((addresses, servers))
     }
 
+    /// Listens with one setting: on TCP, within one host on a Unix socket, and for RDMA peers if `rdma` is there.
+    async fn listen_for_http2(
+        &self,
+        setting: Http2,
+        rdma: Option<&Rdma>,
+        placement: Option<PlacementService>,
+        servers: &mut Servers,
+    ) -> Result<Http2Addresses, Failure> {
+        let (gathers, ip) = (self.gathers, self.ip);
+        let tcp = tcp_listener(ip)?;
+        let address = tcp.local_addr().context("can't listen on TCP")?;
+        let mut addresses =
+            Http2Addresses { setting, tcp: address, uds: None, rdma: None, rdma_gather: None };
+        let mut on_tcp = self.clone();
+        if self.fetches() {
+            on_tcp.service = on_tcp.service.fetching(transport::fetching(None)?, false);
+        }
+        servers.spawn(on_tcp.serve(setting, gathers, placement, tcp));
+        if ip == LOCALHOST {
+            let listener = uds_listener(address.port()).context("can't listen on a Unix socket");
+            let (listener, name) = listener?;
+            servers.spawn(self.clone().serve(setting, gathers, None, listener));
+            addresses.uds = Some(name);
+        }
+        let Some(rdma) = rdma else { return Ok(addresses) };
+        let (incoming, address) = rdma.bind(ip, Policy::Prefer).await?;
+        addresses.rdma = Some(address);
+        servers.spawn(self.clone().serve(setting, gathers, None, incoming));
+        if self.direction == Direction::Down {
+            let (incoming, address) = rdma.bind(ip, Policy::Require).await?;
+            addresses.rdma_gather = Some(address);
+            servers.spawn(self.clone().serve(setting, true, None, incoming));
+        }
+        Ok(addresses)
+    }
+
+    /// Returns whether receivers by reference fetch payloads: they connect to owners of this host alone.
+    fn fetches(&self) -> bool {
+        self.ip == LOCALHOST && self.direction == Direction::Up
+    }
+
     /// Serves on one listener, with large answers by reference if `gathers`.
     async fn serve<I, IO>(
         self,
+        setting: Http2,
         gathers: bool,
         placement: Option<PlacementService>,
         incoming: I,
@@ -216,7 +249,7 @@ impl Services {
         IO: Unpin + Send + 'static,
     {
         let placement = placement.map(PlacementServer::new);
-        let mut server = self.http2.server(Server::builder()).layer(gathering(gathers));
+        let mut server = setting.server(Server::builder()).layer(gathering(gathers));
         let server = server.add_service(self.service.transfer()).add_service(self.service.exchange());
         let server = server.add_optional_service(self.service.reference()).add_optional_service(placement);
         Ok(server.serve_with_incoming(incoming).await?)
@@ -250,8 +283,9 @@ fn gathering(gathers: bool) -> Either<gather::GatherResponses, Identity> {
     option_layer(gathers.then(gather::GatherResponses::new))
 }
 
-fn uds_listener() -> io::Result<(UnixListenerStream, String)> {
-    let name = format!("tonic-rdma-compare-{}", std::process::id());
+/// Listens on a Unix socket. `port`, which no other listener of this host has, is in its name.
+fn uds_listener(port: u16) -> io::Result<(UnixListenerStream, String)> {
+    let name = format!("tonic-rdma-compare-{}-{port}", std::process::id());
     let listener = unix::UnixListener::bind_addr(&unix::SocketAddr::from_abstract_name(&name)?)?;
     listener.set_nonblocking(true)?;
     Ok((UnixListenerStream::new(UnixListener::from_std(listener)?), name))
@@ -327,6 +361,7 @@ fn admit(request: &ChildRequest, options: &CompareOptions) -> Result<(String, Co
         longest_payload: plan.parts().map(Plan::longest_payload).max().unwrap_or(0),
         core: conditions.cores().filter(|_| pinned).map(|cores| cores.server),
         grant: Some(Grant { ip: request.ip, memory: options.limit }),
+        http2: plan.http2(&asked),
         options: asked,
     };
     Ok((what, command(&job)?))

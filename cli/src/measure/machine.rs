@@ -53,6 +53,16 @@ impl Costs {
         }
     }
 
+    /// Says if these are not the costs of the machine, because something else had its cores meanwhile.
+    fn warning(&self) -> Option<String> {
+        /// Far above that of any two cores, in microseconds.
+        const SPIN: f64 = 10.0;
+        let spin = self.spin_us.filter(|spin| *spin > SPIN).map(units::micros)?;
+        Some(format!(
+            "a round trip of two threads that spin took {spin}, because others had the cores before the run"
+        ))
+    }
+
     /// Describes the costs in words.
     pub(crate) fn summary(&self) -> String {
         let took = |micros: Option<f64>| micros.map_or_else(|| "unknown".to_owned(), units::micros);
@@ -311,6 +321,7 @@ pub(crate) struct Environment {
 
 impl Environment {
     pub(crate) fn new(provider: Option<String>, costs: Costs, warnings: Vec<String>) -> Self {
+        let warnings = costs.warning().into_iter().chain(warnings).collect();
         Self {
             provider: provider.unwrap_or_else(|| "none".to_owned()),
             version: env!("CARGO_PKG_VERSION"),
@@ -383,6 +394,9 @@ mod tests {
         let summary = costs.summary();
         assert!(summary.contains("unknown where both spin, 14.0 µs where both sleep"), "{summary}");
         assert!(summary.contains("a system call takes 0.50 µs; memcpy does unknown"), "{summary}");
+        assert_eq!(costs.warning(), None);
+        let [quiet, busy] = [0.5, 307.0].map(|spin| Costs { spin_us: Some(spin), ..costs }.warning());
+        assert!(quiet.is_none() && busy.is_some_and(|text| text.contains("spin took 307 µs")));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tonic_rdma_commands::{Context as _, Failure};
 
-/// The upper ends of the histograms' buckets, in seconds.
+/// The upper ends of the buckets of the bridge's histograms, in seconds. The library counts in its own.
 const SECONDS: [f64; 18] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0,
     3600.0, 86400.0,
@@ -16,15 +16,4 @@ pub(crate) fn install() -> Result<PrometheusHandle, Failure> {
     metrics::set_global_recorder(recorder).context("metrics")?;
     tonic_rdma::describe_metrics();
     Ok(handle)
-}
-
-/// As [`install`], and adds up the histograms every second, because no scraper does.
-pub(crate) fn install_unread() -> Result<(), Failure> {
-    let handle = install()?;
-    let upkeep = move || loop {
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        handle.run_upkeep();
-    };
-    std::thread::Builder::new().name("metrics".into()).spawn(upkeep).context("can't start a thread")?;
-    Ok(())
 }

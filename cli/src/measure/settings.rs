@@ -5,20 +5,24 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic::transport::{Endpoint, Server};
-use tonic_rdma_commands::ValueError;
 use tonic_rdma_commands::units::{self, parse_size};
+use tonic_rdma_commands::{List, ValueError, parse_set};
 
-/// Window and frame sizes, without which tonic's defaults hold.
+/// Window and frame sizes, without which tonic's defaults hold. The JSON has the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub(crate) struct Http2(pub(crate) Option<Http2Sizes>);
 
 /// HTTP/2 settings of both sides, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Http2Sizes {
     stream_window: u32,
     connection_window: u32,
     max_frame: u32,
 }
+
+/// The largest number of settings of a run: the server listens with each of them.
+const MOST_SETTINGS: usize = 8;
 
 /// The largest window (RFC 9113, section 6.9.1).
 const MAX_WINDOW: u64 = (1 << 31) - 1;
@@ -60,6 +64,16 @@ impl Http2 {
         }
     }
 
+    /// Parses a list of settings, which a run measures side by side.
+    pub(crate) fn parse_list(text: &str) -> Result<List<Self>, ValueError> {
+        match parse_set(text, Self::parse)? {
+            list if list.0.len() > MOST_SETTINGS => {
+                Err(ValueError(format!("{} settings; accepted: at most {MOST_SETTINGS}", list.0.len())))
+            }
+            list => Ok(list),
+        }
+    }
+
     /// Returns the name of the setting: `default`, `tuned`, or the sizes as the command line takes them.
     pub(crate) fn name(self) -> String {
         match self.0 {
@@ -90,6 +104,28 @@ impl Http2 {
                 .max_frame_size(sizes.max_frame),
         }
     }
+}
+
+impl From<Http2> for String {
+    fn from(setting: Http2) -> Self {
+        setting.name()
+    }
+}
+
+impl TryFrom<String> for Http2 {
+    type Error = ValueError;
+
+    fn try_from(name: String) -> Result<Self, ValueError> {
+        Self::parse(&name)
+    }
+}
+
+/// Returns `settings` as the command line takes them, and their descriptions for people.
+pub(crate) fn describe(settings: &[Http2]) -> (String, String) {
+    let joined = |separator: &str, text: fn(&Http2) -> String| {
+        settings.iter().map(text).collect::<Vec<_>>().join(separator)
+    };
+    (joined(",", |setting| setting.name()), joined("; ", Http2::to_string))
 }
 
 impl fmt::Display for Http2 {
@@ -143,6 +179,22 @@ mod tests {
             ["", "fast", "1MiB", "1MiB/1MiB", "1MiB/1MiB/1KiB", "2GiB/1MiB/16KiB", "0/1/16384", "a/b/c"]
         {
             assert!(Http2::parse(bad).unwrap_err().to_string().contains("default, tuned"), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_has_each_setting_once_and_few_of_them() {
+        let list = Http2::parse_list("default, tuned").unwrap();
+        assert_eq!(list.0, [Http2::DEFAULT, Http2::TUNED]);
+        assert_eq!(describe(&list.0).0, "default,tuned");
+        let json = serde_json::to_value(&list).unwrap();
+        assert_eq!(
+            (&json, serde_json::from_value(json.clone()).ok()),
+            (&serde_json::json!(["default", "tuned"]), Some(list))
+        );
+        let many: Vec<String> = (1..=9).map(|window| format!("{window}/1/16384")).collect();
+        for (bad, named) in [("tuned,tuned", "twice"), ("", "empty"), (&many.join(","), "at most 8")] {
+            assert!(Http2::parse_list(bad).unwrap_err().to_string().contains(named), "{bad:?}");
         }
     }
 }

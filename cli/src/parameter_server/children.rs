@@ -18,7 +18,7 @@ use tonic_rdma_tensor::{Channel, RdmaDevice};
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller, run_set};
 use crate::compare::modes::grpc::service::{Source, TransferService};
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::{Contender, Mode};
 use crate::compare::modes::placement::geometry::Record;
 use crate::compare::modes::placement::receiver::Sink;
 use crate::compare::modes::placement::sender::TensorSender;
@@ -45,7 +45,7 @@ pub(crate) enum ChildCommand {
 /// A trial: some mini-batches in one mode.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct TrialRequest {
-    pub(crate) mode: Mode,
+    pub(crate) contender: Contender,
     /// The number of the first mini-batch.
     pub(crate) first: u64,
     /// The number of mini-batches.
@@ -174,7 +174,7 @@ impl Link {
         self.sent = Record::default();
         self.sink.begin(trial.every_byte);
         if let Some((sender, _)) = &mut self.sender {
-            sender.in_place = trial.mode.sends_in_place();
+            sender.in_place = trial.contender.mode.sends_in_place();
         }
     }
 
@@ -257,7 +257,7 @@ impl Server {
         let services = Services {
             service: TransferService::reducing(reduces).with(source.clone()),
             registering: source,
-            http2: job.options.http2,
+            http2: job.options.http2.0.clone(),
             gathers: false,
             direction: Direction::Down,
             ip: job.ip,
@@ -298,8 +298,8 @@ impl Server {
                         self.served(served)?;
                     }
                     self.links.sort_by_key(|link| link.worker);
-                    let report =
-                        if trial.mode.is_grpc() { Report::default() } else { report_of(&self.links) };
+                    let by_calls = trial.contender.mode.is_grpc();
+                    let report = if by_calls { Report::default() } else { report_of(&self.links) };
                     process::report(&Report { cpu: cores::cpu_time().saturating_sub(cpu), ..report })?;
                 }
                 ChildCommand::Collect => {
@@ -313,7 +313,7 @@ impl Server {
     /// Begins a trial. Calls need no begin. Through slots, a worker's variables are sent as soon as its last
     /// gradients have arrived.
     fn begin(&mut self, trial: TrialRequest) {
-        if trial.mode.is_grpc() {
+        if trial.contender.mode.is_grpc() {
             return;
         }
         for mut link in self.links.drain(..) {
@@ -364,7 +364,7 @@ type Calls = Arc<[CallPayload]>;
 struct Worker {
     number: usize,
     /// The connections of each gRPC mode, one to each server.
-    callers: Vec<(Mode, Vec<GrpcCaller>)>,
+    callers: Vec<(Contender, Vec<GrpcCaller>)>,
     /// The calls of a mini-batch, for each variant of the content.
     pulls: Vec<Calls>,
     pushes: Vec<Calls>,
@@ -386,17 +386,16 @@ impl Worker {
         let gradients: Vec<Operations> = gradients.collect::<Result<_, Failure>>()?;
         let rdma = job.rdma()?;
         let mut callers = Vec::new();
-        for mode in job.options.modes().iter().filter(|mode| mode.is_grpc()) {
+        for contender in job.options.contenders().into_iter().filter(|it| it.mode.is_grpc()) {
             let mut of_mode = Vec::new();
             for (addresses, shard) in job.servers.iter().zip(&shards) {
-                let (channel, verdict) =
-                    client::connect(*mode, addresses, job.options.http2, rdma.as_ref()).await?;
+                let (channel, verdict) = client::connect(contender, addresses, rdma.as_ref()).await?;
                 report.provider = report.provider.or(verdict.map(|verdict| verdict.provider));
                 let (reduces, origin) = (job.reduces(), Origin::Server.seed(*shard));
                 let settings = CallSettings { reduces, origin, ..CallSettings::default() };
-                of_mode.push(GrpcCaller::new(channel, *mode, settings));
+                of_mode.push(GrpcCaller::new(channel, contender.mode, settings));
             }
-            callers.push((*mode, of_mode));
+            callers.push((contender, of_mode));
         }
         let (mut device, mut links) = (None, Vec::new());
         if let Some(rdma) = rdma.filter(|_| job.uses_slots()) {
@@ -433,7 +432,7 @@ impl Worker {
                 return Err(Failure::run(format!("a worker can't {command:?}")));
             };
             let cpu = cores::cpu_time();
-            let report = match trial.mode.is_grpc() {
+            let report = match trial.contender.mode.is_grpc() {
                 true => self.trial_by_calls(trial).await?,
                 false => self.trial_by_slots(trial).await?,
             };
@@ -466,9 +465,9 @@ impl Worker {
 
     async fn trial_by_calls(&mut self, trial: TrialRequest) -> Result<Report, Failure> {
         let failed =
-            |error: CallError| Failure::run(format!("a call in {} failed", trial.mode)).because(error);
-        let missing = || Failure::run(format!("no connection for {}", trial.mode));
-        let of_mode = self.callers.iter_mut().find(|(mode, _)| *mode == trial.mode);
+            |error: CallError| Failure::run(format!("a call in {} failed", trial.contender)).because(error);
+        let missing = || Failure::run(format!("no connection for {}", trial.contender));
+        let of_mode = self.callers.iter_mut().find(|(contender, _)| *contender == trial.contender);
         let (_, callers) = of_mode.ok_or_else(missing)?;
         let mut times = Vec::with_capacity(trial.steps as usize);
         let mut checked = 0;

@@ -12,7 +12,7 @@ use tonic_rdma_commands::ends::{own_arguments, parse_arguments};
 use tonic_rdma_commands::remote::{Host, Request};
 use tonic_rdma_commands::{Context as _, Failure, cores};
 
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::{Contender, Mode};
 use crate::compare::server::Addresses;
 use crate::measure::machine::{available, lacking};
 use crate::measure::process::{self, Children};
@@ -22,10 +22,7 @@ use crate::parameter_server::options::{
     Load, MAX_SERVERS, MAX_STEPS, MAX_WORKERS, ParameterServerOptions, ProcessJob, ServerRequest,
     TrainingCell,
 };
-use crate::parameter_server::show::{TrainingRow, TrainingTally};
-
-/// Number of measured trials of each mode.
-pub(crate) const ROUNDS: u32 = 3;
+use crate::parameter_server::show::{TrainingRow, TrainingTally, medians};
 
 /// Measures cell after cell.
 #[derive(Debug)]
@@ -42,6 +39,10 @@ pub(crate) struct TrainingMeter<'a> {
     /// Number of tensors whose every byte was checked, and of tensors whose stamps were checked.
     pub(crate) every_byte: u64,
     pub(crate) stamps: u64,
+    /// The number of the run, from 0 on.
+    run: u32,
+    /// Mini-batches of a trial, which the first run has found.
+    steps: Vec<((Contender, TrainingCell, Load), u32)>,
 }
 
 impl<'a> TrainingMeter<'a> {
@@ -50,22 +51,45 @@ impl<'a> TrainingMeter<'a> {
         host: Option<&'a Arc<Host>>,
         progress: ProgressBar,
     ) -> Self {
-        let cores = cores::allowed();
-        Self { options, host, cores, progress, provider: None, pinned: true, every_byte: 0, stamps: 0 }
+        Self {
+            options,
+            host,
+            cores: cores::allowed(),
+            progress,
+            provider: None,
+            pinned: true,
+            every_byte: 0,
+            stamps: 0,
+            run: 0,
+            steps: Vec::new(),
+        }
     }
 
-    /// Measures every cell that has the memory for it, and returns a row for each mode.
-    pub(crate) async fn run(&mut self, planned: &[PlannedCell]) -> Result<Vec<TrainingRow>, Failure> {
+    /// Measures every cell that has the memory for it, in each run, and returns the medians: a row for each mode.
+    pub(crate) async fn measure(&mut self, planned: &[PlannedCell]) -> Result<Vec<TrainingRow>, Failure> {
         let measured = planned.iter().filter(|it| it.skipped.is_none());
-        let trials: u64 = measured.map(|it| u64::from(ROUNDS) * it.loads.len() as u64 + 2).sum();
-        self.progress.set_length(trials * self.options.modes().len() as u64);
+        let trials: u64 =
+            measured.map(|it| u64::from(self.options.trials()) * it.loads.len() as u64 + 2).sum();
+        let contenders = self.options.contenders().len() as u64;
+        self.progress.set_length(trials * contenders * u64::from(self.options.runs));
+        let mut runs = Vec::new();
+        for run in 0..self.options.runs {
+            self.run = run;
+            runs.push(self.measure_once(planned).await?);
+        }
+        Ok(medians(&runs))
+    }
+
+    async fn measure_once(&mut self, planned: &[PlannedCell]) -> Result<Vec<TrainingRow>, Failure> {
         let mut rows = Vec::new();
         for PlannedCell { cell, loads, skipped } in planned {
             match skipped {
                 Some(reason) => {
                     for load in loads {
-                        let modes = self.options.modes().into_iter();
-                        rows.extend(modes.map(|mode| TrainingRow::skipped(mode, *cell, *load, reason)));
+                        let each = self.options.contenders().into_iter();
+                        rows.extend(
+                            each.map(|contender| TrainingRow::skipped(contender, *cell, *load, reason)),
+                        );
                     }
                 }
                 None => rows.extend(self.cell(*cell, loads).await?),
@@ -80,16 +104,16 @@ impl<'a> TrainingMeter<'a> {
         let mut session = Session::start(cell, self.options, self.host, &self.cores).await?;
         self.pinned &= session.pinned;
         self.provider = self.provider.take().or(session.provider.take());
-        let modes = self.options.modes();
-        for mode in &modes {
-            self.check_every_byte(&mut session, *mode, cell).await?;
+        let contenders = self.options.contenders();
+        for contender in &contenders {
+            self.check_every_byte(&mut session, *contender, cell).await?;
         }
         let mut rows = Vec::new();
         for load in loads {
             rows.extend(self.load(&mut session, cell, *load).await?);
         }
-        for mode in &modes {
-            self.check_every_byte(&mut session, *mode, cell).await?;
+        for contender in &contenders {
+            self.check_every_byte(&mut session, *contender, cell).await?;
         }
         Ok(rows)
     }
@@ -100,18 +124,18 @@ impl<'a> TrainingMeter<'a> {
         cell: TrainingCell,
         load: Load,
     ) -> Result<Vec<TrainingRow>, Failure> {
-        let modes = self.options.modes();
         let mut tallies = Vec::new();
-        for mode in &modes {
-            let steps = self.steps(session, *mode, load).await?;
-            tallies.push(TrainingTally::new(*mode, cell, load, steps));
+        for contender in self.options.contenders() {
+            let steps = self.steps(session, contender, cell, load).await?;
+            tallies.push(TrainingTally::new(contender, cell, load, steps));
         }
-        for round in 0..ROUNDS as usize {
-            for trial in 0..modes.len() {
+        let (modes, first) = (tallies.len(), self.run as usize);
+        for round in first..first + self.options.trials() as usize {
+            for trial in 0..modes {
                 // Each round begins with another mode.
-                let tally = &mut tallies[(trial + round) % modes.len()];
-                self.announce(tally.mode, cell, load);
-                let outcome = session.trial(tally.mode, tally.steps, false, load).await?;
+                let tally = &mut tallies[(trial + round) % modes];
+                self.announce(tally.contender, cell, load);
+                let outcome = session.trial(tally.contender, tally.steps, false, load).await?;
                 self.stamps += outcome.checked;
                 tally.add(outcome);
             }
@@ -119,9 +143,9 @@ impl<'a> TrainingMeter<'a> {
         Ok(tallies.into_iter().map(TrainingTally::row).collect())
     }
 
-    fn announce(&self, mode: Mode, cell: TrainingCell, load: Load) {
+    fn announce(&self, contender: Contender, cell: TrainingCell, load: Load) {
         let load = load.label().map(|load| format!(", {load}")).unwrap_or_default();
-        self.progress.set_message(format!("{}{load}  {mode}", cell.label()));
+        self.progress.set_message(format!("{}{load}  {contender}", cell.label()));
         self.progress.inc(1);
     }
 
@@ -130,33 +154,43 @@ impl<'a> TrainingMeter<'a> {
     async fn check_every_byte(
         &mut self,
         session: &mut Session,
-        mode: Mode,
+        contender: Contender,
         cell: TrainingCell,
     ) -> Result<(), Failure> {
-        self.announce(mode, cell, Load::NONE);
-        self.every_byte += session.trial(mode, 1, true, Load::NONE).await?.checked;
+        self.announce(contender, cell, Load::NONE);
+        self.every_byte += session.trial(contender, 1, true, Load::NONE).await?.checked;
         Ok(())
     }
 
     /// Returns the number of mini-batches of a trial: the number of the command line, or as many as fit into
-    /// the time.
-    async fn steps(&mut self, session: &mut Session, mode: Mode, load: Load) -> Result<u32, Failure> {
-        if let Some(steps) = self.options.steps {
+    /// the time. All runs have that of the first.
+    async fn steps(
+        &mut self,
+        session: &mut Session,
+        contender: Contender,
+        cell: TrainingCell,
+        load: Load,
+    ) -> Result<u32, Failure> {
+        let of = (contender, cell, load);
+        let known = self.steps.iter().find(|(other, _)| *other == of).map(|(_, steps)| *steps);
+        if let Some(steps) = self.options.steps.or(known) {
             return Ok(steps);
         }
         // Variants of the content alternate. Two mini-batches warm two of them, and the measured one is not
         // the first.
-        let outcome = session.trial(mode, 2, false, load).await?;
+        let outcome = session.trial(contender, 2, false, load).await?;
         self.stamps += outcome.checked;
         let longest = outcome.times.iter().filter_map(|times| times.last()).max().copied();
         let longest = longest.unwrap_or_default().max(Duration::from_nanos(1));
-        let trial = self.options.duration / ROUNDS;
-        Ok(((trial.as_secs_f64() / longest.as_secs_f64()).round() as u32).clamp(1, MAX_STEPS))
+        let trial = self.options.duration / self.options.trials();
+        let steps = ((trial.as_secs_f64() / longest.as_secs_f64()).round() as u32).clamp(1, MAX_STEPS);
+        self.steps.push((of, steps));
+        Ok(steps)
     }
 }
 
 /// A cell of the plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlannedCell {
     pub(crate) cell: TrainingCell,
     /// The loads to measure, in the same processes.
@@ -294,7 +328,7 @@ impl Session {
         host: Option<&Arc<Host>>,
         cores: &[usize],
     ) -> Result<Self, Failure> {
-        let connections = (cell.workers * cell.servers * options.modes().len()) as u32;
+        let connections = (cell.workers * cell.servers * options.contenders().len()) as u32;
         let deadline = Instant::now()
             + START
             + CONNECT * connections
@@ -361,12 +395,12 @@ impl Session {
     /// Makes a trial: all workers make some mini-batches at the same time.
     pub(crate) async fn trial(
         &mut self,
-        mode: Mode,
+        contender: Contender,
         steps: u32,
         every_byte: bool,
         load: Load,
     ) -> Result<Outcome, Failure> {
-        let trial = TrialRequest { mode, first: self.next, steps, every_byte, load };
+        let trial = TrialRequest { contender, first: self.next, steps, every_byte, load };
         self.next += u64::from(steps);
         let bytes = 2 * self.cell.bytes() * self.cell.workers as u64;
         // Workers may share a core.
@@ -400,11 +434,11 @@ impl Session {
                     if let Some((variable, offset)) = received.mismatch {
                         let text = format!(
                             "{name}: byte {offset} of tensor {variable} arrived wrong in {}",
-                            trial.mode
+                            trial.contender
                         );
                         return Err(Failure::run(text));
                     }
-                    sent.compare(received).context(format!("{name}, {}", trial.mode))?;
+                    sent.compare(received).context(format!("{name}, {}", trial.contender))?;
                 }
             }
         }
@@ -412,7 +446,7 @@ impl Session {
         let expected = tensors as u64 * u64::from(trial.steps);
         let checked: u64 = servers.iter().chain(workers).map(|report| report.checked).sum();
         if checked != expected {
-            let text = format!("{checked} tensors and not {expected} were received in {}", trial.mode);
+            let text = format!("{checked} tensors and not {expected} were received in {}", trial.contender);
             return Err(Failure::run(text));
         }
         Ok(())

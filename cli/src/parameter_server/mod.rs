@@ -52,6 +52,7 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     let (host, ends) = ends::call(PROGRAM, options.server.as_deref())?.unzip();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("can't start a runtime")?;
+    // Before the processes start: while they run, or give their memory back, no cost is the machine's.
     let (costs, watch) = (Costs::measure(), Watch::start());
     let progress = progress_bar(0);
     let mut meter = TrainingMeter::new(options, host.as_ref(), progress.clone());
@@ -59,12 +60,13 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
         tokio::select! {
             biased;
             _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted),
-            rows = meter.run(&cells) => rows,
+            rows = meter.measure(&cells) => rows,
         }
     });
     progress.finish_and_clear();
     let rows = rows?;
-    let facts = TrainingFacts::new(options, &meter, ends, (costs, watch.warnings()));
+    let warnings = [watch.warnings(), show::disturbed_runs(&rows)].concat();
+    let facts = TrainingFacts::new(options, &meter, ends, (costs, warnings));
     show::show(options, &facts, &rows)
 }
 

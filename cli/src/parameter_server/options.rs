@@ -14,7 +14,8 @@ use tonic_rdma_commands::{
     Context as _, Failure, List, Named as _, ValueError, name_list, number_list, parse_set,
 };
 
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::{Contender, Mode};
+use crate::compare::plan::MAX_RUNS;
 use crate::compare::server::Addresses;
 use crate::measure::process::parse_job;
 use crate::measure::settings::{Consume, Http2};
@@ -52,7 +53,8 @@ Examples:
   tonic-rdma parameter-server                                    seven models, all modes
   tonic-rdma parameter-server --models gru --duration 0.5        in a few seconds
   tonic-rdma parameter-server --models vgg16,lstm --workers 1,2,4
-  tonic-rdma parameter-server --compute wait,work --batch 1,8,32,64   figure 9 of the paper
+  tonic-rdma parameter-server --compute wait,work --batch 32,64 --runs 5   figure 9 of the paper
+  tonic-rdma parameter-server --http2 default,tuned              gRPC as it is, and tuned
   tonic-rdma parameter-server --listen 10.0.0.1:7000             on one of two hosts: the servers
   tonic-rdma parameter-server --server 10.0.0.1:7000             on the other: the workers
   tonic-rdma parameter-server --models lstm --workers 1,2,4,8 --servers workers --compute wait --compute-scale workers";
@@ -88,16 +90,11 @@ pub(crate) struct ParameterServerOptions {
     /// They decide the computing time.
     #[arg(long, value_name = "LIST", value_parser = number_list::<u32>("batch", 1..=MAX_BATCH))]
     pub(crate) batch: Option<List<u32>>,
-    /// Factor of the computing times, from 0.001 to 100
+    /// Factors of the computing times, from 0.001 to 100
     ///
-    /// Also "workers" (their number), or both: NUMBER*workers.
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = ScaledByWorkers::parse_scale,
-        default_value = "1"
-    )]
-    pub(crate) compute_scale: ScaledByWorkers,
+    /// Also "workers" (their number), or both: NUMBER*workers. Such as workers,1 for both settings of figure 11.
+    #[arg(long, value_name = "LIST", value_parser = parse_scales, default_value = "1")]
+    pub(crate) compute_scale: List<ScaledByWorkers>,
     /// Modes, which compare --list-modes explains [default: all]
     ///
     /// grpc-tcp, grpc-rdma, grpc-rdma-gather, grpc-native, grpc-native-gather; rdma-cp and rdma-zerocp, with static slots for
@@ -109,9 +106,16 @@ pub(crate) struct ParameterServerOptions {
     /// In seconds or with a unit.
     #[arg(short = 't', long, value_name = "TIME", value_parser = units::parse_time, default_value = "2")]
     pub(crate) duration: Duration,
+    /// Measure all cells N times, and show medians and spread
+    ///
+    /// The spread is that from the least to the largest run. Each run has new processes, and one trial of each mode instead of
+    /// three. Ratios are medians of the ratios of each run.
+    #[arg(short = 'r', long, value_name = "N", value_parser = units::number::<u32>("number of runs", 1..=MAX_RUNS), default_value = "1")]
+    #[serde(skip)]
+    pub(crate) runs: u32,
     /// Mini-batches of each worker, instead of a duration
     ///
-    /// In each of the three trials of a mode.
+    /// In each trial of a mode.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STEPS)),
           conflicts_with = "duration")]
     pub(crate) steps: Option<u32>,
@@ -123,11 +127,12 @@ pub(crate) struct ParameterServerOptions {
     /// reduce-max finds the largest element.
     #[arg(long, value_name = "USE", value_parser = parse_consume, default_value = "reduce-max")]
     pub(crate) consume: Consume,
-    /// HTTP/2 windows: default, tuned, or sizes
+    /// HTTP/2 windows and frames, such as default,tuned
     ///
-    /// Of gRPC modes. Sizes are STREAM/CONNECTION/FRAME; default is tonic's own, tuned what is best for grpc-tcp.
-    #[arg(long, value_name = "SIZES", value_parser = Http2::parse, default_value = "default")]
-    pub(crate) http2: Http2,
+    /// default, tuned, or STREAM/CONNECTION/FRAME sizes; default is tonic's own, tuned what is best for grpc-tcp. With several
+    /// settings each mode over HTTP/2 is measured with each of them, and compared with the same setting of other modes.
+    #[arg(long, value_name = "LIST", value_parser = Http2::parse_list, default_value = "default")]
+    pub(crate) http2: List<Http2>,
     /// RDMA provider: auto, soft, ibverbs, or a device
     #[arg(short = 'd', long, value_name = "NAME", value_parser = parse_provider, default_value = "auto")]
     pub(crate) provider: String,
@@ -138,7 +143,7 @@ pub(crate) struct ParameterServerOptions {
     ///
     /// Until a signal comes, and for one caller at a time. Takes --provider and --limit; the caller has the other options.
     #[arg(short = 's', long, value_name = "HOST:PORT", conflicts_with_all = [
-        "models", "workers", "servers", "compute", "batch", "compute_scale", "modes", "duration", "steps", "inflight", "consume", "http2",
+        "models", "workers", "servers", "compute", "batch", "compute_scale", "modes", "duration", "runs", "steps", "inflight", "consume", "http2",
         "json", "csv", "markdown", "server"
     ])]
     #[serde(skip)]
@@ -181,21 +186,25 @@ impl ParameterServerOptions {
             ));
         }
         let batches = self.batch.as_ref().map_or_else(|| vec![USUAL_BATCH], |list| list.0.clone());
+        let scales = &self.compute_scale.0;
         let mut loads = Vec::new();
         for compute in &self.compute.0 {
             if *compute == Compute::None {
                 loads.push(Load::NONE);
                 continue;
             }
-            for batch in &batches {
+            for (scale, batch) in
+                scales.iter().flat_map(|scale| batches.iter().map(move |batch| (scale, batch)))
+            {
                 let Some(time) = model.compute_time(*batch) else {
                     return Err(Failure::usage(format!(
                         "{}: the paper's table 2 has no computing time for it: leave it out of --models, or leave out --compute",
                         model.name()
                     )));
                 };
-                let time = time.mul_f64(self.compute_scale.beside(workers));
-                loads.push(Load { compute: *compute, batch: Some(*batch), time });
+                let time = time.mul_f64(scale.beside(workers));
+                let scale = (scales.len() > 1).then_some(*scale);
+                loads.push(Load { compute: *compute, batch: Some(*batch), time, scale });
             }
         }
         Ok(loads)
@@ -204,6 +213,16 @@ impl ParameterServerOptions {
     /// Returns the modes to measure.
     pub(crate) fn modes(&self) -> Vec<Mode> {
         self.modes.as_ref().map_or_else(|| Mode::TRAINING.to_vec(), |list| list.0.clone())
+    }
+
+    /// Returns the modes with the settings of HTTP/2 to measure.
+    pub(crate) fn contenders(&self) -> Vec<Contender> {
+        Contender::all(&self.modes(), &self.http2.0)
+    }
+
+    /// Returns the number of trials of each mode in a run.
+    pub(crate) const fn trials(&self) -> u32 {
+        if self.runs > 1 { 1 } else { 3 }
     }
 }
 
@@ -296,6 +315,10 @@ impl ProcessJob {
     }
 }
 
+fn parse_scales(text: &str) -> Result<List<ScaledByWorkers>, ValueError> {
+    parse_set(text, ScaledByWorkers::parse_scale)
+}
+
 fn parse_modes(text: &str) -> Result<List<Mode>, ValueError> {
     parse_set(text, |item| {
         Mode::TRAINING.into_iter().find(|mode| mode.name() == item).ok_or_else(|| {
@@ -326,22 +349,26 @@ pub(crate) enum Compute {
 }
 
 /// The computing of each mini-batch: its kind, batch and time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
     pub(crate) compute: Compute,
     /// Samples of a worker's mini-batch. Nothing depends on them if workers do not compute.
     pub(crate) batch: Option<u32>,
     /// Computing time of a worker's mini-batch.
     pub(crate) time: Duration,
+    /// The factor in this time, if the run has several.
+    pub(crate) scale: Option<ScaledByWorkers>,
 }
 
 impl Load {
     /// The load of workers that only pull and push.
-    pub(crate) const NONE: Self = Self { compute: Compute::None, batch: None, time: Duration::ZERO };
+    pub(crate) const NONE: Self =
+        Self { compute: Compute::None, batch: None, time: Duration::ZERO, scale: None };
 
     /// Returns the load for people, such as `batch 32, wait`, or `None` without computing.
     pub(crate) fn label(&self) -> Option<String> {
-        self.batch.map(|batch| format!("batch {batch}, {}", self.compute.name()))
+        let scale = self.scale.map(|scale| format!(" × {scale}")).unwrap_or_default();
+        self.batch.map(|batch| format!("batch {batch}, {}{scale}", self.compute.name()))
     }
 
     /// Computes on a thread of its own, so that the runtime's thread stays free for the connections.
@@ -426,8 +453,11 @@ impl ScaledByWorkers {
 
 impl fmt::Display for ScaledByWorkers {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let suffix = if self.by_workers { "*workers" } else { "" };
-        write!(formatter, "{}{suffix}", self.factor)
+        match (self.by_workers, self.factor) {
+            (true, 1.0) => write!(formatter, "workers"),
+            (true, factor) => write!(formatter, "{factor}*workers"),
+            (false, factor) => write!(formatter, "{factor}"),
+        }
     }
 }
 
@@ -461,16 +491,20 @@ mod tests {
     fn loads_are_each_way_to_compute_with_each_batch() {
         let loads = |line| of(line).loads(Model::Lstm, 4).unwrap();
         assert_eq!(loads(""), [Load::NONE]);
-        let load = |compute, batch, micros| Load {
-            compute,
-            batch: Some(batch),
-            time: Duration::from_micros(micros),
+        let load = |compute, batch, micros| {
+            let time = Duration::from_micros(micros);
+            Load { compute, batch: Some(batch), time, scale: None }
         };
         assert_eq!(loads("--compute work"), [load(Compute::Work, 32, 33_330)]);
         assert_eq!(
             loads("--compute none,wait --batch 1,64 --compute-scale workers"),
             [Load::NONE, load(Compute::Wait, 1, 133_320), load(Compute::Wait, 64, 266_640)]
         );
+        let both = loads("--compute wait --compute-scale workers,0.5");
+        let shown: Vec<_> =
+            both.iter().filter_map(|load| Some((load.label()?, load.time.as_micros()))).collect();
+        let scaled = |text: &str, micros| (format!("batch 32, wait × {text}"), micros);
+        assert_eq!(shown, [scaled("workers", 133_320), scaled("0.5", 16_665)]);
         let refused = |line, model| of(line).loads(model, 1).unwrap_err().to_string();
         assert!(refused("--batch 8", Model::Lstm).contains("--compute wait"));
         assert!(refused("--compute wait", Model::Resnet50).contains("resnet50"));
@@ -498,7 +532,7 @@ mod load_tests {
         let time = Duration::from_millis(20);
         for compute in [Compute::Wait, Compute::Work] {
             let begun = Instant::now();
-            Load { compute, batch: None, time }.run().await.unwrap();
+            Load { compute, batch: None, time, scale: None }.run().await.unwrap();
             assert!(begun.elapsed() >= time, "{compute:?}");
         }
     }

@@ -4,17 +4,21 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tonic_rdma_commands::ends::Ends;
+use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::{dash, times};
 use tonic_rdma_commands::{Failure, Named as _, units};
 
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::{Contender, Mode};
+use crate::compare::results::OF_HTTP2;
+use crate::compare::runs::{Figure, Runs, from_to, that_stand_out};
 use crate::measure::machine::{Costs, Environment};
 use crate::measure::report::{Column, Report, column};
-use crate::measure::settings::Consume;
-use crate::parameter_server::meter::{Outcome, ROUNDS, TrainingMeter};
+use crate::measure::settings::{self, Consume, Http2};
+use crate::parameter_server::meter::{Outcome, TrainingMeter};
 use crate::parameter_server::options::{
     Compute, Load, ParameterServerOptions, ScaledByWorkers, TrainingCell,
 };
+use crate::workload::{PayloadSizes, Workload};
 
 /// Writes all outputs that `options` ask for.
 pub(crate) fn show(
@@ -60,10 +64,14 @@ pub(crate) struct TrainingFacts {
     /// The factor of the computing times, if workers compute.
     #[serde(skip_serializing_if = "Option::is_none")]
     compute_scale: Option<String>,
-    /// The JSON keeps the key that stored results have.
+    /// Trials of each mode in a run. The JSON keeps the key that stored results have.
     #[serde(rename = "turns")]
     trials: u32,
+    /// As in `compare`.
+    #[serde(rename = "rounds")]
+    runs: u32,
     checks: TensorChecks,
+    payloads: Vec<PayloadSizes>,
     #[serde(skip)]
     several_servers: bool,
     #[serde(skip)]
@@ -85,20 +93,24 @@ impl TrainingFacts {
         ends: Option<Ends>,
         (costs, warnings): (Costs, Vec<String>),
     ) -> Self {
+        let (http2, http2_description) = settings::describe(&options.http2.0);
+        let scales: Vec<String> = options.compute_scale.0.iter().map(ToString::to_string).collect();
         Self {
             ends,
             environment: Environment::new(meter.provider.clone(), costs, warnings),
-            http2: options.http2.name(),
+            http2,
             inflight: options.inflight,
             consume: options.consume,
             pinned: meter.pinned,
             steps: options.steps,
             seconds_per_cell_and_mode: options.duration.as_secs_f64(),
-            compute_scale: options.computes().then(|| options.compute_scale.to_string()),
+            compute_scale: options.computes().then(|| scales.join(",")),
             several_servers: options.servers != ScaledByWorkers::ONE,
-            trials: ROUNDS,
+            trials: options.trials(),
+            runs: options.runs,
+            payloads: PayloadSizes::of_each(options.models().into_iter().map(Workload::Model)),
             checks: TensorChecks { every_byte: meter.every_byte, stamps: meter.stamps },
-            http2_description: options.http2.to_string(),
+            http2_description,
         }
     }
 
@@ -129,7 +141,13 @@ impl TrainingFacts {
                     false => "not pinned (there are no two cores to pin to)".to_owned(),
                 },
             ),
-            ("time", format!("{} trials, {time}", self.trials)),
+            (
+                "time",
+                match self.runs {
+                    1 => format!("{} trials, {time}", self.trials),
+                    runs => format!("{runs} runs of one trial, whose medians are below, {time} in each"),
+                },
+            ),
             (
                 "content",
                 format!("all as sent (every byte of {every_byte} tensors, sampled words of {stamps})"),
@@ -140,6 +158,7 @@ impl TrainingFacts {
                 format!("the times of table 2 of the paper × {scale}; a worker does not transfer meanwhile");
             lines.push(("computing", text));
         }
+        lines.extend(self.payloads.iter().map(|payloads| ("sizes", payloads.curve())));
         let first = self.ends.iter().flat_map(Ends::lines);
         first.chain(self.environment.with("all", lines)).collect()
     }
@@ -149,7 +168,7 @@ impl TrainingFacts {
 fn columns(rows: &[TrainingRow]) -> Vec<Column<TrainingRow>> {
     let column = column::<TrainingRow>;
     let mut columns = vec![
-        column("mode", |row, _| row.mode.to_string()),
+        column("mode", |row, _| row.contender().to_string()),
         column("model", |row, _| row.model.to_owned()),
         column("workers", |row, _| row.workers.to_string()),
     ];
@@ -160,13 +179,22 @@ fn columns(rows: &[TrainingRow]) -> Vec<Column<TrainingRow>> {
     if computes {
         columns.push(column("batch", |row, _| row.batch.map_or_else(dash, |batch| batch.to_string())));
         columns.push(column("computing", |row, _| {
-            let text = |millis: f64| format!("{} {}", row.compute.name(), units::micros(millis * 1e3));
+            let scale = row.compute_scale.as_ref().map(|scale| format!(" × {scale}")).unwrap_or_default();
+            let text = |millis: f64| format!("{} {}{scale}", row.compute.name(), units::micros(millis * 1e3));
             row.compute_ms.map_or_else(dash, text)
         }));
     }
     columns.extend([
         column("each way", |row, _| format!("{} in {}", units::rough_size(row.bytes), row.variables)),
         column("mini-batches/s", |row, _| measured(row, units::count(row.minibatches_per_s))),
+    ]);
+    if rows.iter().any(|row| !row.runs.is_empty()) {
+        let in_runs = |row: &TrainingRow, _: &[TrainingRow]| {
+            row.runs.range(RATE).map_or_else(dash, |range| from_to(range, units::count))
+        };
+        columns.push(column("in all runs", in_runs));
+    }
+    columns.extend([
         column("p50", |row, _| measured(row, units::micros(row.p50_ms * 1e3))),
         column("GB/s", |row, _| measured(row, units::digits(row.gbytes_per_s))),
         column("CPU/mini-batch", |row, _| measured(row, units::micros(row.cpu_ms_per_minibatch * 1e3))),
@@ -194,6 +222,14 @@ fn legend(rows: &[TrainingRow]) -> String {
     if rows.iter().any(|row| row.compute_ms.is_some()) {
         legend.push_str(" computing: of a worker, between its pull and its push. × local: beside one process that only computes.");
     }
+    if rows.iter().any(|row| !row.runs.is_empty()) {
+        legend.push_str(
+            "\nfigures are medians of the runs, and ratios are medians of the ratios within each run.",
+        );
+    }
+    if rows.iter().any(|row| row.http2.is_some()) {
+        legend.push_str(OF_HTTP2);
+    }
     for cell in rows.chunk_by(|one, next| one.cell == next.cell) {
         if let Some((row, reason)) = cell.first().and_then(|row| Some((row, row.skipped.as_ref()?))) {
             legend.push_str(&format!("\n{} was not measured: {reason}.", row.cell.label()));
@@ -206,6 +242,9 @@ fn legend(rows: &[TrainingRow]) -> String {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TrainingRow {
     pub(crate) mode: Mode,
+    /// The setting of HTTP/2, if the run has several and the mode uses HTTP/2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) http2: Option<Http2>,
     pub(crate) model: &'static str,
     pub(crate) servers: usize,
     pub(crate) workers: usize,
@@ -215,6 +254,9 @@ pub(crate) struct TrainingRow {
     pub(crate) batch: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) compute_ms: Option<f64>,
+    /// The factor in this time, if the run has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) compute_scale: Option<String>,
     /// Mini-batches a second of all workers, divided by those of a single process that computes and transfers
     /// nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -233,6 +275,8 @@ pub(crate) struct TrainingRow {
     pub(crate) gbytes_per_s: f64,
     /// CPU time of all processes.
     pub(crate) cpu_ms_per_minibatch: f64,
+    #[serde(flatten)]
+    pub(crate) runs: Runs,
     /// The reason why the mode was not measured in this cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<String>,
@@ -242,11 +286,30 @@ pub(crate) struct TrainingRow {
     pub(crate) load: Load,
 }
 
+/// The name of the rate in the JSON.
+const RATE: &str = "minibatches_per_s";
+
+/// The figures of which a row of several runs has those of each run.
+const FIGURES: [Figure<TrainingRow>; 3] = [
+    (RATE, |row| (row.minibatches > 0).then_some(row.minibatches_per_s)),
+    ("p50_ms", |row| (row.minibatches > 0).then_some(row.p50_ms)),
+    ("cpu_ms_per_minibatch", |row| (row.minibatches > 0).then_some(row.cpu_ms_per_minibatch)),
+];
+
 impl TrainingRow {
     /// Makes a row that was not measured, with the reason.
-    pub(crate) fn skipped(mode: Mode, cell: TrainingCell, load: Load, reason: &str) -> Self {
-        let row = TrainingTally::new(mode, cell, load, 0).row();
+    pub(crate) fn skipped(
+        contender: impl Into<Contender>,
+        cell: TrainingCell,
+        load: Load,
+        reason: &str,
+    ) -> Self {
+        let row = TrainingTally::new(contender, cell, load, 0).row();
         Self { skipped: Some(reason.to_owned()), ..row }
+    }
+
+    fn contender(&self) -> Contender {
+        Contender { mode: self.mode, http2: self.http2 }
     }
 
     /// Returns whether both rows are modes in the same cell with the same load.
@@ -255,17 +318,60 @@ impl TrainingRow {
     }
 
     /// Returns the mini-batches a second of this row divided by those of `mode` beside it, or `None` without
-    /// a row to compare with.
+    /// a row to compare with. Of several runs it is the median of the ratios.
     pub(crate) fn times(&self, mode: Mode, rows: &[Self]) -> Option<f64> {
-        let base = rows.iter().find(|row| row.mode == mode && row.is_beside(self))?.minibatches_per_s;
-        (base > 0.0 && self.minibatches_per_s > 0.0).then(|| self.minibatches_per_s / base)
+        let is_base = |row: &&Self| {
+            row.mode == mode && row.is_beside(self) && self.contender().is_against(row.contender())
+        };
+        let base = rows.iter().find(is_base)?;
+        if let Some((own, other)) = self.runs.of_figure(RATE).zip(base.runs.of_figure(RATE)) {
+            return Some(median(own.iter().zip(other).map(|(own, other)| own / other)));
+        }
+        let (own, other) = (self.minibatches_per_s, base.minibatches_per_s);
+        (other > 0.0 && own > 0.0).then(|| own / other)
     }
+
+    /// Returns the row of several `runs`: medians, and the mini-batches of all runs.
+    fn of_runs(runs: &[&Self]) -> Option<Self> {
+        let first = *runs.first()?;
+        let each = |figure: fn(&Self) -> f64| median(runs.iter().map(|row| figure(row)));
+        Some(Self {
+            times_local: first.times_local.map(|_| each(|row| row.times_local.unwrap_or(0.0))),
+            minibatches: runs.iter().map(|row| row.minibatches).sum(),
+            minibatches_per_s: each(|row| row.minibatches_per_s),
+            p50_ms: each(|row| row.p50_ms),
+            max_ms: runs.iter().map(|row| row.max_ms).fold(0.0, f64::max),
+            gbytes_per_s: each(|row| row.gbytes_per_s),
+            cpu_ms_per_minibatch: each(|row| row.cpu_ms_per_minibatch),
+            runs: Runs::of(runs, &FIGURES),
+            ..first.clone()
+        })
+    }
+}
+
+/// Returns the medians of runs, which have the same rows in the same order.
+pub(crate) fn medians(runs: &[Vec<TrainingRow>]) -> Vec<TrainingRow> {
+    let rows = runs.first().map_or(0, Vec::len);
+    let of_all =
+        |index| TrainingRow::of_runs(&runs.iter().filter_map(|rows| rows.get(index)).collect::<Vec<_>>());
+    (0..rows).filter_map(of_all).collect()
+}
+
+/// Describes runs that stand out from the others.
+pub(crate) fn disturbed_runs(rows: &[TrainingRow]) -> Vec<String> {
+    let name = |row: &TrainingRow| {
+        let load = row.load.label().map(|load| format!(", {load}")).unwrap_or_default();
+        format!("{} with {}{load}", row.contender(), row.cell.label())
+    };
+    that_stand_out(rows.iter().map(|row| (name(row), &row.runs)), "p50_ms", |millis| {
+        units::micros(millis * 1e3)
+    })
 }
 
 /// The sum of one mode's trials in one cell.
 #[derive(Debug)]
 pub(crate) struct TrainingTally {
-    pub(crate) mode: Mode,
+    pub(crate) contender: Contender,
     cell: TrainingCell,
     load: Load,
     /// Mini-batches of a trial.
@@ -278,8 +384,9 @@ pub(crate) struct TrainingTally {
 
 impl TrainingTally {
     /// Makes a tally of trials of `steps` mini-batches.
-    pub(crate) fn new(mode: Mode, cell: TrainingCell, load: Load, steps: u32) -> Self {
-        Self { mode, cell, load, steps, times: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
+    pub(crate) fn new(contender: impl Into<Contender>, cell: TrainingCell, load: Load, steps: u32) -> Self {
+        let (contender, times, rates) = (contender.into(), Vec::new(), Vec::new());
+        Self { contender, cell, load, steps, times, rates, cpu_ms: 0.0 }
     }
 
     /// Adds a trial. The slowest worker determines the duration of the trial.
@@ -304,13 +411,15 @@ impl TrainingTally {
         let times_local = computing.map(|time| minibatches_per_s * time.as_secs_f64());
         let millis = |time: Option<&Duration>| time.map_or(0.0, |time| time.as_nanos() as f64 / 1e6);
         TrainingRow {
-            mode: self.mode,
+            mode: self.contender.mode,
+            http2: self.contender.http2,
             model: self.cell.model.name(),
             servers: self.cell.servers,
             workers: self.cell.workers,
             compute: self.load.compute,
             batch: self.load.batch,
             compute_ms: computing.map(|time| time.as_nanos() as f64 / 1e6),
+            compute_scale: self.load.scale.map(|scale| scale.to_string()),
             times_local: times_local.filter(|times| *times > 0.0),
             variables: self.cell.model.variables().len(),
             bytes,
@@ -320,6 +429,7 @@ impl TrainingTally {
             max_ms: millis(self.times.last()),
             gbytes_per_s: minibatches_per_s * 2.0 * bytes as f64 / 1e9,
             cpu_ms_per_minibatch: if minibatches == 0 { 0.0 } else { self.cpu_ms / minibatches as f64 },
+            runs: Runs::default(),
             skipped: None,
             cell: self.cell,
             load: self.load,
@@ -352,8 +462,8 @@ mod tests {
 
     #[test]
     fn rows_with_a_load_show_it() {
-        let load =
-            |batch| Load { compute: Compute::Wait, batch: Some(batch), time: Duration::from_millis(5) };
+        let time = Duration::from_millis(5);
+        let load = |batch| Load { compute: Compute::Wait, batch: Some(batch), time, scale: None };
         let of = |batch| loaded(Mode::GrpcTcp, Model::Gru, 1, load(batch));
         let text = table(&[of(8)]);
         assert!(text.contains("× local") && text.contains("5.00 ms") && !text.contains("servers"), "{text}");
@@ -381,7 +491,8 @@ mod row_tests {
     use crate::workload::Model;
 
     const CELL: TrainingCell = TrainingCell { model: Model::Gru, servers: 1, workers: 2 };
-    const LOAD: Load = Load { compute: Compute::Wait, batch: Some(8), time: Duration::from_millis(10) };
+    const LOAD: Load =
+        Load { compute: Compute::Wait, batch: Some(8), time: Duration::from_millis(10), scale: None };
 
     fn row(mode: Mode, load: Load, milliseconds: u64) -> TrainingRow {
         let mut tally = TrainingTally::new(mode, CELL, load, 2);
@@ -420,6 +531,32 @@ mod row_tests {
         assert_eq!(serde_json::to_value(&skipped).unwrap()["skipped"], "no memory");
         assert_eq!(skipped.times_local, None);
         assert!(serde_json::to_value(&rows[0]).unwrap().get("skipped").is_none());
+    }
+
+    #[test]
+    fn rows_of_runs_are_medians_and_ratios_are_of_the_same_run() {
+        let run = |tcp, tuned, zerocp| {
+            let with = |http2, milliseconds| TrainingRow { http2, ..row(Mode::GrpcTcp, LOAD, milliseconds) };
+            let (usual, better) = (Some(Http2::DEFAULT), Some(Http2::TUNED));
+            vec![with(usual, tcp), with(better, tuned), row(Mode::RdmaZerocp, LOAD, zerocp)]
+        };
+        let rows = medians(&[run(40, 20, 20), run(20, 20, 4), run(60, 30, 10)]);
+        assert_eq!((rows.len(), rows[0].minibatches, rows[0].max_ms), (3, 36, 60.0 * 18.0));
+        assert!((rows[0].minibatches_per_s - 12.5).abs() < 1e-9 && rows[0].p50_ms == 160.0, "{rows:?}");
+        // Those of the runs are 2, 5 and 6, and the ratio of the medians is 4.
+        let ratios = rows.iter().map(|row| row.times(Mode::GrpcTcp, &rows)).collect::<Vec<_>>();
+        assert_eq!(ratios, [Some(1.0), Some(1.0), Some(5.0)]);
+        let json = serde_json::to_value(&rows[1]).unwrap();
+        assert_eq!(
+            (&json["http2"], json["minibatches_per_s_runs"].as_array().unwrap().len()),
+            (&"tuned".into(), 3)
+        );
+        assert_eq!((&json["p50_ms_min"], &json["p50_ms_max"]), (&80.0.into(), &120.0.into()));
+        let once = medians(&[run(40, 20, 10)]);
+        assert!(once[0].runs.is_empty() && once[2].times(Mode::GrpcTcp, &once) == Some(4.0), "{once:?}");
+        let skipped = |_| vec![TrainingRow::skipped(Mode::GrpcTcp, CELL, LOAD, "no memory")];
+        let skipped = medians(&[0, 1].map(skipped));
+        assert!(skipped[0].runs.is_empty() && skipped[0].skipped.is_some(), "{skipped:?}");
     }
 
     #[test]

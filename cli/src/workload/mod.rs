@@ -11,6 +11,7 @@
 
 mod models;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -130,6 +131,70 @@ impl Workload {
         }
     }
 }
+
+/// How long the payloads of an operation are (figure 7 of Xue et al. is the curve of the variables of six models).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PayloadSizes {
+    name: &'static str,
+    /// Each length in bytes, ascending, and the number of messages of a cycle that have it.
+    sizes: Vec<(u64, u64)>,
+}
+
+impl PayloadSizes {
+    /// Returns the sizes of each of `workloads` that has a name, once.
+    pub(crate) fn of_each(workloads: impl IntoIterator<Item = Workload>) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for workload in workloads {
+            let Some(name) = workload.name() else { continue };
+            if all.iter().all(|other| other.name != name) {
+                let mut sizes = BTreeMap::new();
+                for message in workload.operations().iter().flatten() {
+                    *sizes.entry(message.iter().sum()).or_insert(0) += 1;
+                }
+                all.push(Self { name, sizes: sizes.into_iter().collect() });
+            }
+        }
+        all
+    }
+
+    /// Draws the share of the messages, and that of their bytes, in messages of at least 64 bytes, 256 bytes and so
+    /// on, for people.
+    pub(crate) fn curve(&self) -> String {
+        let above = |least: u64, weight: fn(&(u64, u64)) -> u64| -> f64 {
+            self.sizes.iter().filter(|(bytes, _)| *bytes >= least).map(weight).sum::<u64>() as f64
+        };
+        let (messages, bytes): (fn(&(u64, u64)) -> u64, fn(&(u64, u64)) -> u64) =
+            (|(_, count)| *count, |(bytes, count)| bytes * count);
+        let curve = |weight: fn(&(u64, u64)) -> u64| -> String {
+            let height = |least| (above(least, weight) / above(0, weight) * 8.0).ceil() as usize;
+            FROM.iter().map(|least| BARS[height(*least).min(8)]).collect()
+        };
+        let percent = |least: u64| above(least, messages) / above(0, messages) * 100.0;
+        format!(
+            "{}: {} of the messages and {} of the bytes in messages from {} to {} on, by factors of 4; {:.0} % of the messages from \
+             1 KiB on, {:.0} % from 1 MiB on",
+            self.name,
+            curve(messages),
+            curve(bytes),
+            units::size(FROM[0]),
+            units::size(FROM[FROM.len() - 1]),
+            percent(1 << 10),
+            percent(1 << 20)
+        )
+    }
+}
+
+/// The least sizes of the curve, and heights in eighths.
+const FROM: [u64; 12] = {
+    let mut from = [64; 12];
+    let mut index = 1;
+    while index < from.len() {
+        from[index] = from[index - 1] * 4;
+        index += 1;
+    }
+    from
+};
+const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 impl fmt::Display for Workload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -289,6 +354,27 @@ mod tests {
         assert_eq!((blocks.len(), Workload::Blocks.most_messages()), (1, 4096));
         assert!(blocks[0].iter().all(|message| message == &[16 << 10]));
         assert!(Workload::Blocks.is_set() && !Workload::Mix(Mix::Skew).is_set());
+    }
+}
+
+#[cfg(test)]
+mod sizes_tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_messages_and_their_curve_falls() {
+        let workloads = [Workload::Model(Model::Gru), Workload::Size(64), Workload::Model(Model::Gru)];
+        let [gru] = &PayloadSizes::of_each(workloads)[..] else { unreachable!("one has a name") };
+        // Biases of the output and of three gates; the output's matrix, and two matrices for each gate.
+        assert_eq!(gru.sizes, [(4000, 1), (4096, 3), (4_096_000, 1), (4 << 20, 6)]);
+        let text = gru.curve();
+        assert!(
+            text.starts_with("gru: ████▆▆▆▆▅··· of the messages and ████████▇··· of the bytes"),
+            "{text}"
+        );
+        assert!(text.contains("from 64 B to 256 MiB on") && text.contains("64 % from 1 MiB"), "{text}");
+        let blocks = &PayloadSizes::of_each([Workload::Blocks])[0];
+        assert_eq!(blocks.sizes, [(16 << 10, 4096)]);
     }
 }
 

@@ -139,8 +139,9 @@ fn modes_are_listed_with_their_meanings() {
     let output = run(&["compare", "--list-modes"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    assert_eq!(text.lines().count(), 1 + MODES.len() + 3);
-    for mode in MODES.iter().chain(&["grpc-tcp-shared", "grpc-reference-tcp", "memcpy"]) {
+    assert_eq!(text.lines().count(), 1 + MODES.len() + 5);
+    let on_request = ["grpc-tcp-shared", "grpc-reference-tcp", "rdma-dynamic", "rdma-named", "memcpy"];
+    for mode in MODES.iter().chain(&on_request) {
         let line = text.lines().find(|line| line.split_whitespace().next() == Some(mode));
         assert!(line.is_some_and(|line| line.split_whitespace().count() > 4), "{mode} in {text}");
     }
@@ -248,6 +249,11 @@ fn workloads_are_measured_beside_sizes() {
     // 7 319 528 parameters of four bytes.
     assert!(of("gru".into()).iter().all(|row| row["bytes"] == 29_278_112), "{rows:?}");
     assert!(printed.contains("gru: a set of 11 variables"), "{printed}");
+    // The lengths of the messages, as a curve.
+    let payloads = written["payloads"].as_array().unwrap();
+    assert_eq!((payloads.len(), &payloads[1]["name"]), (2, &"gru".into()));
+    assert_eq!(payloads[1]["sizes"][3], serde_json::json!([4 << 20, 6]));
+    assert!(printed.contains("gru: ████▆▆▆▆▅··· of the messages"), "{printed}");
 }
 
 #[test]
@@ -299,7 +305,8 @@ fn memcpy_copies_scattered_blocks() {
 
 #[test]
 fn tensors_are_placed_one_by_one_in_sets_in_batches_and_in_an_open_loop() {
-    let modes = ["--modes", "rdma-cp,rdma-zerocp,rdma-zerocp-await", "--duration", "0.05"];
+    let all = "rdma-cp,rdma-zerocp,rdma-zerocp-await,rdma-dynamic,rdma-named";
+    let modes = ["--modes", all, "--duration", "0.05"];
     for arguments in [
         &["--sizes", "1,7,4097,3MiB", "--inflight", "1,3"][..],
         &["--workload", "random,gru,blocks", "--inflight", "2"],
@@ -310,10 +317,46 @@ fn tensors_are_placed_one_by_one_in_sets_in_batches_and_in_an_open_loop() {
         let (written, printed) = compare(&[&modes[..], arguments].concat());
         assert_eq!((&written["provider"], &written["checks"]["mismatches"]), (&"soft".into(), &0.into()));
         for row in written["rows"].as_array().unwrap() {
-            assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+            // Too many tensors for a dynamic slot, and for requests.
+            let too_many = row["workload"] == "blocks"
+                && ["rdma-dynamic", "rdma-named"].iter().any(|mode| row["mode"] == *mode);
+            assert_eq!((&row["errors"], row["ops"].as_u64() > Some(0)), (&0.into(), !too_many), "{row}");
         }
         assert!(printed.contains("no RPC") && printed.contains("tensors over soft0"), "{printed}");
     }
+}
+
+#[test]
+fn settings_of_http2_are_rows_of_one_run() {
+    let modes = "grpc-tcp,grpc-uds,grpc-rdma-gather,grpc-native,rdma-zerocp";
+    let (written, printed) = compare(&[
+        "--modes",
+        modes,
+        "--http2",
+        "default,64KiB/64KiB/16KiB",
+        "--sizes",
+        "1MiB",
+        "--duration",
+        "0.05",
+        "--direction",
+        "up",
+    ]);
+    assert_eq!(written["http2"]["setting"], "default,65536/65536/16384");
+    let rows = written["rows"].as_array().unwrap();
+    let settings = [Value::from("default"), Value::from("65536/65536/16384")];
+    let twice = ["grpc-tcp", "grpc-uds", "grpc-rdma-gather"].into_iter();
+    let mut expected: Vec<_> =
+        twice.flat_map(|mode| settings.iter().map(move |setting| (mode, Some(setting)))).collect();
+    expected.extend([("grpc-native", None), ("rdma-zerocp", None)]);
+    let found: Vec<_> = rows.iter().map(|row| (row["mode"].as_str().unwrap(), row.get("http2"))).collect();
+    assert_eq!(found, expected);
+    assert!(
+        rows.iter().all(|row| row["errors"] == 0 && row["latency_ratio"].as_f64() > Some(0.0)),
+        "{written}"
+    );
+    // Each is compared with TCP of its own setting.
+    assert_eq!([&rows[0]["latency_ratio"], &rows[1]["latency_ratio"]], [&Value::from(1.0); 2]);
+    assert!(printed.contains("grpc-uds (65536/65536/16384)"), "{printed}");
 }
 
 #[test]

@@ -183,9 +183,9 @@ fn the_allocator_option_overrides_the_environment() {
 
 #[test]
 fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
-    let options = r#"{"direction":"up","provider":"soft","http2":null,"encode":"copy","consume":"auto","allocator":"system",
+    let options = r#"{"direction":"up","provider":"soft","http2":["default"],"encode":"copy","consume":"auto","allocator":"system",
         "container":false,"with_metrics":false,"defaults":false,"quick":false}"#;
-    let job = format!(r#"{{"options":{options},"rdma":false,"longest_payload":0}}"#);
+    let job = format!(r#"{{"options":{options},"rdma":false,"longest_payload":0,"http2":["default"]}}"#);
     let mut command = tonic_rdma(&["compare-server", &job]);
     command.env_remove("TONIC_RDMA_ALLOCATOR").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = command.spawn().unwrap();

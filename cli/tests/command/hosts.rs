@@ -231,7 +231,10 @@ fn what_a_caller_may_ask_for_has_limits() {
     }
     drop((stream, lines));
     server.says(" has left after ");
-    server.measured_by("compare", &[&["--modes", "grpc-tcp,grpc-native,rdma-cp"], &SHORT[..]].concat());
+    server.measured_by(
+        "compare",
+        &[&["--modes", "grpc-tcp,grpc-native,rdma-cp,rdma-dynamic,rdma-named"], &SHORT[..]].concat(),
+    );
 }
 
 #[test]

@@ -53,7 +53,9 @@ fn assert_measured(row: &Value) {
 #[test]
 fn all_modes_are_measured_checked_and_written() {
     let (written, printed) = measure(&["--models", "gru", "--steps", "2"]);
-    assert_eq!((&written["provider"], &written["turns"]), (&"soft".into(), &3.into()));
+    assert_eq!((&written["provider"], &written["http2"]), (&"soft".into(), &"default".into()));
+    assert_eq!((&written["turns"], &written["rounds"]), (&3.into(), &1.into()));
+    assert_eq!(written["payloads"][0]["name"], "gru");
     // In each direction, of eleven variables: every byte of two mini-batches in each mode, and the stamps of
     // three trials of two.
     assert_eq!(written["checks"]["every_byte"], MODES.len() * 2 * 2 * 11);
@@ -141,6 +143,65 @@ fn workers_compute_for_each_batch_as_a_wait_and_as_work() {
 }
 
 #[test]
+fn runs_settings_of_http2_and_scales_are_rows_of_one_run() {
+    let (written, printed) = measure(&[
+        "--models",
+        "gru",
+        "--steps",
+        "2",
+        "--runs",
+        "3",
+        "--modes",
+        "grpc-tcp,grpc-native-gather,rdma-zerocp",
+        "--http2",
+        "default,tuned",
+        "--workers",
+        "2",
+        "--servers",
+        "workers",
+        "--compute",
+        "wait",
+        "--compute-scale",
+        "0.1*workers,0.1",
+    ]);
+    assert_eq!((&written["turns"], &written["rounds"]), (&1.into(), &3.into()));
+    assert_eq!(
+        (&written["http2"], &written["compute_scale"]),
+        (&"default,tuned".into(), &"0.1*workers,0.1".into())
+    );
+    let rows = written["rows"].as_array().unwrap();
+    let name = |row: &Value| {
+        let text = |field: &str| row.get(field).and_then(Value::as_str).unwrap_or("-").to_owned();
+        [text("mode"), text("http2"), text("compute_scale")].join(" ")
+    };
+    let mut expected = Vec::new();
+    for scale in ["0.1*workers", "0.1"] {
+        let contenders = ["grpc-tcp default", "grpc-tcp tuned", "grpc-native-gather -", "rdma-zerocp -"];
+        expected.extend(contenders.map(|contender| format!("{contender} {scale}")));
+    }
+    assert_eq!(rows.iter().map(name).collect::<Vec<_>>(), expected);
+    for (row, milliseconds) in rows.iter().zip([6.088; 4].into_iter().chain([3.044; 4])) {
+        assert_measured(row);
+        assert!((row["compute_ms"].as_f64().unwrap() - milliseconds).abs() < 1e-6, "{row}");
+        // Two mini-batches of two workers in each run.
+        assert_eq!(row["minibatches"], 3 * 2 * 2);
+        for figure in ["minibatches_per_s", "p50_ms", "cpu_ms_per_minibatch"] {
+            let of_runs: Vec<f64> = serde_json::from_value(row[format!("{figure}_runs")].clone()).unwrap();
+            let mut sorted = of_runs.clone();
+            sorted.sort_unstable_by(f64::total_cmp);
+            assert_eq!((sorted.len(), &row[figure]), (3, &sorted[1].into()), "{row}");
+            assert_eq!(
+                (&row[format!("{figure}_min")], &row[format!("{figure}_max")]),
+                (&sorted[0].into(), &sorted[2].into())
+            );
+        }
+    }
+    for text in ["in all runs", "grpc-tcp (tuned)", "wait 6.09 ms × 0.1*workers", "3 runs of one trial"] {
+        assert!(printed.contains(text), "{text:?} is not in {printed}");
+    }
+}
+
+#[test]
 fn several_servers_hold_the_variables_in_trial() {
     let (written, printed) = measure(&[
         "--models",
@@ -204,6 +265,9 @@ fn bad_input_is_named_in_one_line() {
         (&["--inflight", "0"], &["--inflight", "from 1 to 1024"]),
         (&["--consume", "auto"], &["--consume", "reduce-max, none"]),
         (&["--http2", "fast"], &["default, tuned"]),
+        (&["--http2", "tuned,tuned"], &["--http2", "twice"]),
+        (&["--runs", "0"], &["--runs", "from 1 to 99"]),
+        (&["--compute-scale", "1,workers,1"], &["--compute-scale", "twice"]),
         (&["--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
         (&["--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["--fast"], &["--fast", "--models, --workers, --servers"]),

@@ -10,6 +10,12 @@ pub struct PrepareRequest {
     /// Operations that may be on their way at once.
     #[prost(uint32, tag = "5")]
     pub depth: u32,
+    /// Where the sender's device listens, at the caller's address, and the number of the first operation: in modes whose receiver
+    /// asks for tensors or acknowledges operations.
+    #[prost(string, tag = "6")]
+    pub device: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "7")]
+    pub first: u64,
     #[prost(oneof = "prepare_request::Load", tags = "2, 3")]
     pub load: ::core::option::Option<prepare_request::Load>,
 }

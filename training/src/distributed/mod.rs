@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  outcome      what comes out
-//!  coordinator  starts the processes, tells them what to do, compares what they report
+//!  coordinator  starts the processes, tells them what to do, compares what they report, tests, writes checkpoints
 //!  parts        the processes, and what coordinator and parts say to each other: a line of JSON each
 //!  process      one part: carries out the commands of the coordinator, with a trainer for each mode: the executor, and what is fed
 //! ```

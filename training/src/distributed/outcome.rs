@@ -8,16 +8,15 @@ use tonic_rdma_commands::table::{dash, grid, times};
 
 use super::parts::{Sent, SentTensor};
 use crate::network::{EMBEDDING, HIDDEN, Model};
-use crate::step::Synchrony;
 use crate::train::{percent, plot};
 
 /// All modes side by side. All had the same losses and the same weights, bit by bit.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Comparison {
-    pub(crate) synchrony: Synchrony,
     #[serde(serialize_with = "model")]
     pub(crate) model: Model,
     pub(crate) workers: usize,
+    pub(crate) servers: usize,
     pub(crate) batch: usize,
     pub(crate) parameters: usize,
     pub(crate) cores: usize,
@@ -26,10 +25,10 @@ pub(crate) struct Comparison {
     pub(crate) modes: Vec<ModeResult>,
 }
 
-/// Workers that died, and the step from which the others went on.
+/// Processes that died, workers before servers, and the step from which the training went on.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Death {
-    pub(crate) workers: Vec<usize>,
+    pub(crate) processes: Vec<usize>,
     pub(crate) step: u64,
     pub(crate) how: String,
 }
@@ -40,7 +39,7 @@ pub(crate) struct ModeResult {
     pub(crate) mode: String,
     /// The mean loss of the samples of each step. `null` if a worker died before it reported the step.
     pub(crate) losses: Vec<f64>,
-    /// The duration of each step in the part that takes the loss or keeps the variables, in seconds.
+    /// The duration of each step that this command ran in the first parameter server, in seconds.
     pub(crate) steps_s: Vec<f64>,
     /// The duration of all steps in the slowest part, without tests.
     pub(crate) seconds: f64,
@@ -112,30 +111,21 @@ pub(crate) fn text(comparison: &Comparison) -> String {
     let table = grid(&headings, [comparison.modes.iter().map(row).collect()]);
     let deaths = comparison.deaths.iter();
     let deaths: String = deaths
-        .map(|death| format!("{}; the others went on from step {}.\n", death.how, death.step))
+        .map(|death| format!("{}; the training went on from step {}.\n", death.how, death.step))
         .collect();
     let weights = comparison.modes.first().map_or("", |first| first.weights.as_str());
     let same = match comparison.modes.len() {
         1 => "The weights at the end:",
         _ => "All modes had the same losses in all steps and the same weights at the end, bit by bit:",
     };
-    let (name, synchrony, cores) = (
-        match comparison.model.reads_texts() {
-            true => format!("LSTM with {HIDDEN} states"),
-            false => format!("{:?}", comparison.model),
-        },
-        match comparison.synchrony {
-            Synchrony::ParameterServer => "parameter server",
-            Synchrony::Allreduce => "allreduce (ring)",
-        },
-        comparison.cores,
-    );
+    let (name, s) = (comparison.model.title(), |number: usize| if number == 1 { "" } else { "s" });
+    let Comparison { parameters, workers, servers, batch, cores, .. } = comparison;
     format!(
-        "{name} of {} parameters, {synchrony}, {} workers, {} samples a step, {cores} core{}\n{table}\n{same} {weights}.\n{deaths}",
-        comparison.parameters,
-        comparison.workers,
-        comparison.batch,
-        if cores == 1 { "" } else { "s" },
+        "{name} of {parameters} parameters, {servers} parameter server{}, {workers} worker{}, {batch} samples a step, {cores} core{}\n\
+         {table}\n{same} {weights}.\n{deaths}",
+        s(*servers),
+        s(*workers),
+        s(*cores),
     )
 }
 
@@ -177,15 +167,15 @@ mod tests {
             tensors: Vec::new(),
         };
         Comparison {
-            synchrony: Synchrony::ParameterServer,
             model,
             workers: 2,
+            servers: 1,
             batch: 128,
             parameters: 1000,
             cores: 2,
             target: Some(0.85),
             deaths: vec![Death {
-                workers: vec![1],
+                processes: vec![1],
                 step: 2,
                 how: "worker 1 (process 7) has ended".to_owned(),
             }],
@@ -206,10 +196,11 @@ mod tests {
             "bit by bit: abc",
             "2 cores",
             "LSTM with 6 states",
+            "1 parameter server, 2 workers",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(text.contains("worker 1 (process 7) has ended; the others went on from step 2."), "{text}");
+        assert!(text.contains("worker 1 (process 7) has ended; the training went on from step 2."), "{text}");
     }
 
     #[test]

@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as STANDARD;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use tonic_rdma_commands::Failure;
 use tonic_rdma_commands::process::{Child, Event, end_all, how_ended};
@@ -163,7 +166,7 @@ pub(crate) enum Command {
     /// of the samples.
     Listen,
     /// Connect to the other parts, and make the trainers of all modes. The variables that this process has go
-    /// on with `version`.
+    /// on with `version`. If it has none yet, they are new, and of this version.
     Connect { shape: JobShape, part: usize, peers: Vec<String>, version: u64 },
     /// Run these steps in a mode. Report: [`StepsReport`].
     Run { mode: usize, from: u64, to: u64 },
@@ -171,10 +174,35 @@ pub(crate) enum Command {
     Complete,
     /// Report the hash of the weights.
     Hash,
-    /// Test the weights of the first mode. Report: the loss and the accuracy.
-    Test,
+    /// Report the values of a variable in the first mode, and its velocities too: one or two [`Floats`].
+    Read { name: String, velocities: bool },
+    /// Change elements of a variable in all modes, from one on: its velocities, or its values.
+    Write { name: String, velocities: bool, from: usize, elements: Floats },
     /// Report how each crossing tensor of this part was sent: many [`SentTensor`].
     Sent,
+}
+
+/// The most elements of a [`Command::Write`], so that the command fits into a message to another host.
+pub(super) const MOST_WRITTEN: usize = 16 << 10;
+
+/// Numbers. As JSON, they are the base64 of their bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Floats(pub(crate) Vec<f32>);
+
+impl Serialize for Floats {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&STANDARD.encode(bytemuck::cast_slice::<f32, u8>(&self.0)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Floats {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let bytes = STANDARD.decode(String::deserialize(from)?).map_err(D::Error::custom)?;
+        if !bytes.len().is_multiple_of(size_of::<f32>()) {
+            return Err(D::Error::custom(format!("{} bytes are no float32 numbers", bytes.len())));
+        }
+        Ok(Self(bytemuck::pod_collect_to_vec(&bytes)))
+    }
 }
 
 /// What a part answers.
@@ -266,6 +294,23 @@ mod tests {
         let how = "has said nothing for 1 s, and was ended".to_owned();
         assert_eq!(parts.dead, BTreeMap::from([(0, how.clone()), (1, how)]));
         drop(sender);
+    }
+
+    #[test]
+    fn numbers_travel_bit_by_bit_and_the_longest_command_fits_into_a_message() {
+        let elements = Floats([0.1, -0.0, f32::MIN_POSITIVE, f32::NAN, 1e30].repeat(MOST_WRITTEN / 5));
+        let bits = |floats: &Floats| floats.0.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+        let expected = bits(&elements);
+        let name = "lstm.state-bias".to_owned();
+        let command = Command::Write { name, velocities: true, from: usize::MAX, elements };
+        let line = serde_json::to_string(&command).unwrap();
+        assert!(line.len() < 100 << 10, "{}", line.len());
+        let Command::Write { elements, .. } = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+        assert_eq!(bits(&elements), expected);
+        for (text, reason) in [("\"AAAA\"", "3 bytes are no float32"), ("\"?\"", "Invalid symbol")] {
+            let error = serde_json::from_str::<Floats>(text).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 
     #[test]

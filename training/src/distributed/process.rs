@@ -18,7 +18,7 @@ use tonic_rdma_graph::schedule::{Executor, Program, Transfers};
 use tonic_rdma_graph::session::{Listener, Peering, Session};
 use tonic_rdma_graph::sites::{NodeSites, SiteOwner};
 
-use super::parts::{Command, Report, Sent, SentTensor, StepsReport};
+use super::parts::{Command, Floats, Report, Sent, SentTensor, StepsReport};
 use crate::array::{Array, Error, failure};
 use crate::data::{Data, reorder};
 use crate::options::{Job, Options};
@@ -117,12 +117,16 @@ impl PartProcess {
                 let hash = |variables: &Arc<Variables>| Ok(format!("{:016x}", variables.hash()?));
                 to_value(self.settled()?.iter().map(hash).collect::<Result<Vec<_>, Error>>()?)?
             }
-            Command::Test => {
-                let values = self.settled()?.first().ok_or("there is no mode")?.values()?;
-                let samples = &self.data()?.test;
-                let which = 0..self.job.test_samples.min(samples.len());
-                let [loss, correct, number] = self.job.model.test(&values, samples, which)?;
-                to_value((loss / number.max(1.0), correct / number.max(1.0)))?
+            Command::Read { name, velocities } => {
+                let variable = self.settled()?.first().ok_or("there is no mode")?.get(&name)?;
+                let velocities = velocities.then_some(Floats(variable.velocities));
+                to_value([Floats(variable.values)].into_iter().chain(velocities).collect::<Vec<_>>())?
+            }
+            Command::Write { name, velocities, from, elements } => {
+                for variables in self.settled()? {
+                    variables.set(&name, velocities, from, &elements.0)?;
+                }
+                Value::Null
             }
             Command::Sent => {
                 to_value(self.trainers()?.iter().map(PartTrainer::sent_tensors).collect::<Vec<_>>())?
@@ -148,7 +152,7 @@ impl PartProcess {
         if self.variables.is_empty() {
             for _ in &modes {
                 let variables = shape.variables(part, self.job.seed);
-                self.variables.push(Variables::new(variables, self.job.rate(), self.job.momentum)?);
+                self.variables.push(Variables::new(variables, self.job.rate(), self.job.momentum, version)?);
             }
         } else {
             self.variables.iter().try_for_each(|variables| variables.settle(version))?;

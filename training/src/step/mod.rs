@@ -1,13 +1,14 @@
 //! The graph of a training step, split over the processes of a job.
 //!
 //! ```text
-//!  parameter server (part W of W + 1)                 worker w (parts 0 to W − 1)
+//!  parameter server s (part W + s of W + S)           worker w (parts 0 to W − 1)
 //!    assign.v ───────────────────────────────────────▶ forward.1@w … forward.n@w ─▶ loss@w
 //!    push.v ◀──────────────────────────────────────── backward.n@w … backward.1@w ◀──┘
-//!
-//!  allreduce (W parts)
-//!    each worker has its own assign.v@w and push.v@w, and the gradients go round the ring of workers in between
 //! ```
+//!
+//! The variables are dealt to the servers in turn: the first one to server 0, the next one to server 1, and so
+//! on round robin (the paper, section 5). A server adds the gradients up in the order of the workers, so the
+//! bits don't depend on the number of servers.
 //!
 //! The forward and the backward pass go layer by layer, so a gradient crosses while those of the layers below
 //! are computed. The variables are in [`Variables`]: the assign nodes of a step apply the gradients of the
@@ -32,23 +33,13 @@ use crate::layer::{Gradients, cross_entropy};
 use crate::network::{EMBEDDING, Model, TABLE, Variable, rows};
 use crate::variables::{Gradient, Variables};
 
-/// How the workers exchange gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Synchrony {
-    /// A further process keeps the variables. It adds the gradients up in the order of the workers.
-    ParameterServer,
-    /// Each worker keeps all variables. Sums of gradients go round the ring of workers, cut into as many
-    /// ranges as there are workers.
-    Allreduce,
-}
-
 /// A job, as far as its graph depends on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct JobShape {
     pub(crate) model: Model,
-    pub(crate) synchrony: Synchrony,
     pub(crate) workers: usize,
+    /// Parameter servers, at most as many as the model has variables.
+    pub(crate) servers: usize,
     /// Samples of one step, of all workers together.
     pub(crate) batch: usize,
 }
@@ -72,10 +63,6 @@ pub(crate) struct StepGraph {
     pub(crate) feeds: HashMap<NodeId, (usize, Feed)>,
 }
 
-/// What each worker hands in for a variable: the gradient, or for the table of characters the numbers of rows
-/// and their gradients.
-type WorkerGradients = Vec<Vec<Outlet>>;
-
 /// A graph under construction, and the kernels of one part.
 struct Builder {
     graph: Topology,
@@ -90,17 +77,12 @@ struct Builder {
 impl JobShape {
     /// Returns the number of processes.
     pub(crate) fn parts(&self) -> usize {
-        self.workers + usize::from(self.synchrony == Synchrony::ParameterServer)
+        self.workers + self.servers
     }
 
-    /// Returns the part that tests the model: it has all variables.
-    pub(crate) fn chief(&self) -> usize {
-        if self.synchrony == Synchrony::ParameterServer { self.workers } else { 0 }
-    }
-
-    /// Returns whether a part keeps a variable.
-    fn keeps(&self, part: usize, variable: &str) -> bool {
-        part == self.chief() || self.synchrony == Synchrony::Allreduce && variable != TABLE
+    /// Returns the part that keeps a variable: the parameter servers have the variables in turn.
+    pub(crate) fn keeper(&self, variable: usize) -> usize {
+        self.workers + variable % self.servers.max(1)
     }
 
     /// Returns the range of a worker's samples in a batch.
@@ -110,13 +92,17 @@ impl JobShape {
 
     /// Returns the name of a part, for people to read.
     pub(crate) fn name(&self, part: usize) -> String {
-        if part >= self.workers { "the parameter server".to_owned() } else { format!("worker {part}") }
+        match part.checked_sub(self.workers) {
+            None => format!("worker {part}"),
+            Some(_) if self.servers == 1 => "the parameter server".to_owned(),
+            Some(server) => format!("parameter server {server}"),
+        }
     }
 
     /// Returns the variables that a part keeps, with their first values.
     pub(crate) fn variables(&self, own: usize, seed: u64) -> Vec<Variable> {
-        let all = self.model.variables(seed).into_iter();
-        all.filter(|variable| self.keeps(own, &variable.name)).collect()
+        let all = self.model.variables(seed).into_iter().enumerate();
+        all.filter(|(index, _)| self.keeper(*index) == own).map(|(_, variable)| variable).collect()
     }
 
     /// Builds the graph, with the kernels of the part `own`, which keeps `variables`.
@@ -124,53 +110,39 @@ impl JobShape {
         let (graph, variables) = (Topology::new(), Arc::clone(variables));
         let (parts, kernels, feeds) = (Vec::new(), HashMap::new(), HashMap::new());
         let mut builder = Builder { graph, parts, kernels, feeds, variables, own };
-        let shapes = self.model.shapes();
-        // The outputs that give a variable out, by the part that keeps it.
-        let mut given: HashMap<(usize, &str), Outlet> = HashMap::new();
-        for part in 0..self.parts() {
-            for (name, dims) in shapes.iter().filter(|(name, _)| self.keeps(part, name)) {
-                given.insert((part, name), builder.assign(part, &self.suffix(part), name, dims)?);
-            }
+        // The part that keeps each variable, and the output that gives the variable out.
+        let mut kept: HashMap<String, (usize, Outlet)> = HashMap::new();
+        for (index, (name, dims)) in self.model.shapes().into_iter().enumerate() {
+            let part = self.keeper(index);
+            let outlet = builder.assign(part, &name, &dims)?;
+            kept.insert(name, (part, outlet));
         }
-        let mut gradients: Vec<(String, WorkerGradients)> = Vec::new();
+        let of =
+            |name: &str| kept.get(name).copied().ok_or_else(|| wrong(name, "the graph has no such variable"));
+        let mut gradients: Vec<(String, Vec<Outlet>)> = Vec::new();
         for worker in 0..self.workers {
-            let of = |name: &str| {
-                let outlet = given.get(&(worker, name)).or_else(|| given.get(&(self.chief(), name)));
-                outlet.copied().ok_or_else(|| wrong(name, "the graph has no such variable"))
-            };
             for (name, gradient) in self.add_worker(&mut builder, worker, &of)? {
                 match gradients.iter_mut().find(|(known, _)| *known == name) {
-                    Some((_, workers)) => workers.push(gradient),
-                    None => gradients.push((name, vec![gradient])),
+                    Some((_, workers)) => workers.extend(gradient),
+                    None => gradients.push((name, gradient)),
                 }
             }
         }
-        for (number, (name, outlets)) in gradients.into_iter().enumerate() {
-            let inputs: Vec<Outlet> = outlets.into_iter().flatten().collect();
-            if self.synchrony == Synchrony::Allreduce && name != TABLE {
-                let dims =
-                    shapes.iter().find(|(known, _)| *known == name).map(|(_, dims)| dims.iter().product());
-                self.add_ring(&mut builder, &name, dims.unwrap_or(0), number, &inputs)?;
-            } else {
-                let take = if name == TABLE { of_rows } else { of_workers };
-                builder.push(self.chief(), &self.suffix(self.chief()), &name, inputs, take)?;
-            }
+        for (name, outlets) in gradients {
+            let take = if name == TABLE { of_rows } else { of_workers };
+            builder.push(of(&name)?.0, &name, outlets, take)?;
         }
         let Builder { graph, parts, kernels, feeds, .. } = builder;
         let partition = Partition::new(&graph, self.parts(), parts)?;
         let placements = Arc::new(Placements::new(&graph, &partition)?);
         Ok(StepGraph { graph: Arc::new(graph), placements, kernels, feeds })
     }
-
-    /// Returns what the names of a part's assign and push nodes end with.
-    fn suffix(&self, part: usize) -> String {
-        if part >= self.workers { String::new() } else { format!("@{part}") }
-    }
 }
 
 /// Takes the gradients of all workers.
 fn of_workers(arrays: &[Array]) -> Result<Gradient, Error> {
-    Ok(Gradient::Sum(blocks(arrays)?))
+    let blocks = arrays.iter().map(|array| Ok(array.as_floats()?.clone()));
+    Ok(Gradient::Sum(blocks.collect::<Result<_, Error>>()?))
 }
 
 /// Takes the numbers of rows and the gradients of these rows, of each worker.
@@ -180,10 +152,6 @@ fn of_rows(arrays: &[Array]) -> Result<Gradient, Error> {
         _ => Err("rows come with their gradients".into()),
     });
     Ok(Gradient::Rows(pairs.collect::<Result<_, Error>>()?))
-}
-
-fn blocks(arrays: &[Array]) -> Result<Vec<crate::array::Block<f32>>, Error> {
-    arrays.iter().map(|array| Ok(array.as_floats()?.clone())).collect()
 }
 
 impl Builder {
@@ -229,10 +197,10 @@ impl Builder {
     }
 
     /// Adds the node that gives a variable out.
-    fn assign(&mut self, part: usize, suffix: &str, variable: &str, dims: &[usize]) -> Result<Outlet, Error> {
+    fn assign(&mut self, part: usize, variable: &str, dims: &[usize]) -> Result<Outlet, Error> {
         let (variables, name) = (Arc::clone(&self.variables), variable.to_owned());
         let assign = move |step, _| Ok(vec![variables.assign(&name, step)?]);
-        let name = format!("assign.{variable}{suffix}");
+        let name = format!("assign.{variable}");
         self.node(part, name, Vec::new(), vec![known(Dtype::F32, dims)], false, assign).map(first)
     }
 
@@ -240,7 +208,6 @@ impl Builder {
     fn push(
         &mut self,
         part: usize,
-        suffix: &str,
         variable: &str,
         inputs: Vec<Outlet>,
         take: fn(&[Array]) -> Result<Gradient, Error>,
@@ -250,7 +217,7 @@ impl Builder {
             variables.push(&name, step, take(&inputs)?)?;
             Ok(Vec::new())
         };
-        self.node(part, format!("push.{variable}{suffix}"), inputs, Vec::new(), false, push).map(drop)
+        self.node(part, format!("push.{variable}"), inputs, Vec::new(), false, push).map(drop)
     }
 }
 
@@ -280,13 +247,14 @@ fn wrong(node: &str, reason: &str) -> Error {
     format!("node {node}: {reason}").into()
 }
 
-/// The largest absolute value of an element of a gradient of texts (Graves 2013, arXiv:1308.0850, section
-/// 2.1, clips LSTM derivatives to ±1 or ±10).
-const CLIP: f32 = 1.0;
+/// The largest absolute value of an element of a worker's gradient of texts (Graves 2013, arXiv:1308.0850,
+/// section 2.1, clips LSTM derivatives to ±1 or ±10).
+pub(crate) const CLIP: f32 = 1.0;
 
 impl JobShape {
-    /// Adds the passes of a worker, layer by layer. `values` returns the output that gives a variable out.
-    /// Returns what the worker hands in for each variable, in the order in which it is computed.
+    /// Adds the passes of a worker, layer by layer. `kept` returns the part that keeps a variable, and the output
+    /// that gives it out. Returns what the worker hands in for each variable, in the order in which it is
+    /// computed: the gradient, or for the table of characters the numbers of rows and their gradients.
     ///
     /// Texts have varying lengths. So the numbers of the characters, their rows in the table and the
     /// gradients of the rows cross with shapes that are not known before the step:
@@ -299,7 +267,7 @@ impl JobShape {
         &self,
         builder: &mut Builder,
         worker: usize,
-        values: &impl Fn(&str) -> Result<Outlet, Error>,
+        kept: &impl Fn(&str) -> Result<(usize, Outlet), Error>,
     ) -> Result<Vec<(String, Vec<Outlet>)>, Error> {
         let (model, samples, texts) = (self.model, self.share(worker).len(), self.model.reads_texts());
         let varying = |dtype, rest: &[usize]| {
@@ -323,16 +291,15 @@ impl JobShape {
                 let [table, characters] = inputs(arrays)?;
                 Ok(vec![rows(table.as_floats()?, characters.as_words()?)?])
             };
-            let facts = vec![of_rows.clone()];
-            value =
-                first(builder.node(self.chief(), name, vec![values(TABLE)?, fed], facts, false, look_up)?);
+            let ((keeper, table), facts) = (kept(TABLE)?, vec![of_rows.clone()]);
+            value = first(builder.node(keeper, name, vec![table, fed], facts, false, look_up)?);
         }
         let layers = model.layers();
         let mut tapes = Vec::new();
         for (index, layer) in layers.iter().enumerate() {
             // The gradient of the pictures is not needed.
             let gradients = if index == 0 && !texts { Gradients::Variables } else { Gradients::All };
-            let variables = layer.variables.iter().map(|(name, _)| values(name));
+            let variables = layer.variables.iter().map(|(name, _)| kept(name).map(|kept| kept.1));
             let of_node = [Ok(value)].into_iter().chain(variables).collect::<Result<_, _>>()?;
             let of_layer = layer.clone();
             let forward = move |_, arrays: Vec<Array>| {
@@ -416,86 +383,4 @@ impl JobShape {
         };
         builder.node(worker, format!("clip.{name}@{worker}"), vec![gradient], facts, false, clip).map(first)
     }
-}
-
-/// A gradient with fewer elements is one range.
-const CUT: usize = 4096;
-
-impl JobShape {
-    /// Adds the ring allreduce of the gradients of a variable (Gibiansky, *Bringing HPC techniques to deep
-    /// learning*, Baidu 2017), and a push at each worker. `variable` is the number of the variable.
-    ///
-    /// A gradient is cut into as many ranges as there are workers. In each of W − 1 rounds, each worker sends
-    /// one range to its right neighbour, which adds its own range. At the end each range is complete at one
-    /// worker.
-    ///
-    /// ```text
-    ///  round 1    cut.…@0 ─▶ add.…@1      round 2    add.…@1 ─▶ add.…@2      at the end    add.…@2 ─▶ all workers
-    /// ```
-    ///
-    /// Baidu's second half passes the complete ranges on round the ring. Here the worker that has completed a
-    /// range sends it to each of the others. Each worker sends as many bytes as in the ring, (W − 1) / W of
-    /// the gradient, and the sender is always the node that made the tensor, so the tensor lies in registered
-    /// memory.
-    ///
-    /// Range c is added up in the order of the ring, beginning with worker c. A small gradient is one range,
-    /// because the rounds of a small range take as long as those of an empty one; the workers with which such
-    /// gradients begin follow one another, so that all have the same work.
-    fn add_ring(
-        &self,
-        builder: &mut Builder,
-        name: &str,
-        length: usize,
-        variable: usize,
-        gradients: &[Outlet],
-    ) -> Result<(), Error> {
-        let workers = self.workers;
-        // Each range, with the worker that begins it.
-        let ranges: Vec<_> = match length >= CUT.max(workers) {
-            true => (0..workers).map(|range| (range, part(length, workers, range))).collect(),
-            false => vec![(variable % workers, 0..length)],
-        };
-        let fact = |length| known(Dtype::F32, &[length]);
-        // The nodes that cut each worker's gradient into ranges, which share its memory.
-        let mut cuts = Vec::new();
-        for (worker, gradient) in gradients.iter().enumerate() {
-            let parts: Vec<_> = ranges.iter().map(|(_, range)| range.clone()).collect();
-            let facts = parts.iter().map(|range| fact(range.len())).collect();
-            let cut = move |_, arrays| {
-                let [gradient] = inputs(arrays)?;
-                let gradient = gradient.as_floats()?;
-                parts.iter().map(|part| Ok(Array::Floats(gradient.range(part.clone())?))).collect()
-            };
-            let name = format!("cut.{name}@{worker}");
-            cuts.push((worker, builder.node(worker, name, vec![*gradient], facts, false, cut)?));
-        }
-        let mut rings: Vec<_> =
-            ranges.iter().map(|(begin, _)| cuts.iter().copied().cycle().skip(*begin)).collect();
-        let mut sums: Vec<Outlet> = Vec::new();
-        for round in 0..workers {
-            for (position, (ring, (_, range))) in rings.iter_mut().zip(&ranges).enumerate() {
-                let Some((worker, cut)) = ring.next() else { continue };
-                let own = output(cut, position);
-                let Some(sum) = sums.get_mut(position) else {
-                    sums.push(own);
-                    continue;
-                };
-                let name = format!("add.{name}.{position}.{round}@{worker}");
-                let facts = vec![fact(range.len())];
-                *sum = first(builder.node(worker, name, vec![*sum, own], facts, false, add_up)?);
-            }
-        }
-        for worker in 0..workers {
-            let ranges = |arrays: &[Array]| Ok(Gradient::Ranges(blocks(arrays)?));
-            builder.push(worker, &self.suffix(worker), name, sums.clone(), ranges)?;
-        }
-        Ok(())
-    }
-}
-
-fn add_up(_step: u64, arrays: Vec<Array>) -> Result<Vec<Array>, Error> {
-    let [sum, own] = inputs(arrays)?;
-    let (sum, own) = (sum.as_floats()?, own.as_floats()?);
-    let sums: Vec<f32> = sum.values().iter().zip(own.values()).map(|(sum, own)| sum + own).collect();
-    Ok(vec![Array::floats(&[sums.len()], sums)?])
 }

@@ -26,13 +26,13 @@ fn data(model: Model) -> Arc<Data> {
     })
 }
 
-fn shape(model: Model, synchrony: Synchrony, workers: usize) -> JobShape {
-    JobShape { model, synchrony, workers, batch: 9 }
+fn shape(model: Model, workers: usize, servers: usize) -> JobShape {
+    JobShape { model, workers, servers, batch: 9 }
 }
 
 fn variables(shape: &JobShape) -> Vec<Arc<Variables>> {
     let (rate, momentum) = if shape.model.reads_texts() { (0.3, 0.9) } else { (RATE, MOMENTUM) };
-    let of = |part| Variables::new(shape.variables(part, SEED), rate, momentum).unwrap();
+    let of = |part| Variables::new(shape.variables(part, SEED), rate, momentum, 0).unwrap();
     (0..shape.parts()).map(of).collect()
 }
 
@@ -112,17 +112,16 @@ fn large_stack(work: impl FnOnce() + Send + 'static) {
 #[test]
 fn executors_give_the_bits_of_one_thread() {
     large_stack(|| {
-        for (model, synchrony, workers, steps) in [
-            (Model::Mlp, Synchrony::ParameterServer, 1, 2),
-            (Model::Mlp, Synchrony::ParameterServer, 3, 4),
-            (Model::Mlp, Synchrony::Allreduce, 1, 2),
-            (Model::Mlp, Synchrony::Allreduce, 2, 4),
-            (Model::Mlp, Synchrony::Allreduce, 4, 3),
-            (Model::Cnn, Synchrony::ParameterServer, 2, 3),
-            (Model::Lstm, Synchrony::ParameterServer, 2, 5),
-            (Model::Lstm, Synchrony::Allreduce, 3, 5),
+        for (model, workers, servers, steps) in [
+            (Model::Mlp, 1, 1, 2),
+            (Model::Mlp, 3, 1, 4),
+            (Model::Mlp, 1, 6, 2),
+            (Model::Mlp, 4, 2, 3),
+            (Model::Cnn, 2, 3, 3),
+            (Model::Lstm, 2, 1, 5),
+            (Model::Lstm, 3, 4, 5),
         ] {
-            let shape = shape(model, synchrony, workers);
+            let shape = shape(model, workers, servers);
             let (split, single) = (variables(&shape), variables(&shape));
             let losses = run(&shape, &split, 0..steps);
             assert_eq!(losses, run_in_one_thread(&shape, &single, 0..steps), "{shape:?}");
@@ -134,40 +133,44 @@ fn executors_give_the_bits_of_one_thread() {
             );
             let (split, single) = (settled(&split, steps), settled(&single, steps));
             assert_eq!(split, single, "{shape:?}");
-            if synchrony == Synchrony::Allreduce && !model.reads_texts() {
-                assert!(
-                    split.iter().all(|hash| *hash == split[0]),
-                    "all workers have the same weights: {split:?}"
-                );
-            }
         }
     });
 }
 
 #[test]
+fn servers_have_the_variables_in_turn_and_change_no_bit() {
+    let [one, two, four] = [1, 2, 4].map(|servers| shape(Model::Mlp, 2, servers));
+    let names = |shape: &JobShape, part| -> Vec<String> {
+        shape.variables(part, SEED).into_iter().map(|variable| variable.name).collect()
+    };
+    assert_eq!(names(&two, 2), ["weight.0", "weight.1", "weight.2"]);
+    assert_eq!(names(&two, 3), ["bias.0", "bias.1", "bias.2"]);
+    assert_eq!(names(&four, 2), ["weight.0", "weight.2"]);
+    assert_eq!(names(&four, 5), ["bias.1"]);
+    assert!(names(&two, 0).is_empty(), "a worker keeps none");
+    assert_eq!((one.name(2).as_str(), four.name(5).as_str()), ("the parameter server", "parameter server 3"));
+    let losses = [&one, &two, &four].map(|shape| run_in_one_thread(shape, &variables(shape), 0..3));
+    assert!(losses[0].len() == 3 && losses.iter().all(|each| *each == losses[0]), "{losses:?}");
+}
+
+#[test]
 fn the_steps_are_those_of_a_training_with_one_worker() {
-    for synchrony in [Synchrony::ParameterServer, Synchrony::Allreduce] {
-        for model in [Model::Mlp, Model::Cnn] {
-            let shape = shape(model, synchrony, 2);
-            let split = variables(&shape);
-            let losses = run(&shape, &split, 0..3);
-            let one = JobShape { workers: 1, ..shape.clone() };
-            let whole = variables(&one);
-            for (step, (loss, expected)) in
-                losses.iter().zip(run_in_one_thread(&one, &whole, 0..3)).enumerate()
-            {
-                assert!(
-                    (loss - expected).abs() < 1e-4 * expected,
-                    "{synchrony:?} step {step}: {loss} {expected}"
-                );
-            }
-            settled(&split, 3);
-            settled(&whole, 3);
-            let values = split[shape.chief()].values().unwrap();
-            for ((name, found), (_, expected)) in values.iter().zip(whole[one.chief()].values().unwrap()) {
-                for (one, other) in expected.values().iter().zip(found.values()) {
-                    assert!((one - other).abs() < 1e-5 + 1e-3 * one.abs(), "{name}: {one} {other}");
-                }
+    for model in [Model::Mlp, Model::Cnn] {
+        let shape = shape(model, 2, 1);
+        let split = variables(&shape);
+        let losses = run(&shape, &split, 0..3);
+        let one = JobShape { workers: 1, ..shape.clone() };
+        let whole = variables(&one);
+        for (step, (loss, expected)) in losses.iter().zip(run_in_one_thread(&one, &whole, 0..3)).enumerate() {
+            assert!((loss - expected).abs() < 1e-4 * expected, "step {step}: {loss} {expected}");
+        }
+        settled(&split, 3);
+        settled(&whole, 3);
+        for ((name, found), (_, expected)) in
+            split[2].values().unwrap().iter().zip(whole[1].values().unwrap())
+        {
+            for (one, other) in expected.values().iter().zip(found.values()) {
+                assert!((one - other).abs() < 1e-5 + 1e-3 * one.abs(), "{name}: {one} {other}");
             }
         }
     }
@@ -176,7 +179,7 @@ fn the_steps_are_those_of_a_training_with_one_worker() {
 #[test]
 fn the_recurrent_network_learns_and_its_lengths_cross_with_shapes_that_vary() {
     large_stack(|| {
-        let shape = shape(Model::Lstm, Synchrony::ParameterServer, 2);
+        let shape = shape(Model::Lstm, 2, 1);
         let split = variables(&shape);
         let graph = shape.build(0, &split[0]).unwrap();
         let dynamic: Vec<&str> = graph
@@ -201,48 +204,40 @@ fn the_recurrent_network_learns_and_its_lengths_cross_with_shapes_that_vary() {
 
 #[test]
 fn a_job_goes_on_with_fewer_workers_from_the_last_complete_step() {
-    for synchrony in [Synchrony::ParameterServer, Synchrony::Allreduce] {
-        let before = shape(Model::Mlp, synchrony, 3);
-        let after = JobShape { workers: 2, ..before.clone() };
-        // The job that loses a worker in step 3.
-        let parts = variables(&before);
-        run(&before, &parts, 0..3);
-        let kept: Vec<_> = parts
-            .iter()
-            .enumerate()
-            .filter(|(part, _)| *part != 1)
-            .map(|(_, kept)| Arc::clone(kept))
-            .collect();
-        // One process has the values of step 3 already.
-        kept[0].assign("weight.0", 3).ok();
-        let version =
-            kept.iter().map(|variables| variables.complete().unwrap()).filter(|steps| *steps > 0).min();
-        assert_eq!(version, Some(3));
-        for variables in &kept {
-            variables.settle(3).unwrap();
-        }
-        let losses = run(&after, &kept, 3..6);
-        // A job that was planned so.
-        let planned = variables(&before);
-        run_in_one_thread(&before, &planned, 0..3);
-        settled(&planned, 3);
-        let planned: Vec<_> = [0, 2, 3].iter().filter_map(|part| planned.get(*part).cloned()).collect();
-        assert_eq!(losses, run_in_one_thread(&after, &planned, 3..6));
-        assert_eq!(settled(&kept, 6), settled(&planned, 6));
+    let before = shape(Model::Mlp, 3, 2);
+    let after = JobShape { workers: 2, ..before.clone() };
+    let without_1 = |parts: &[Arc<Variables>]| -> Vec<Arc<Variables>> {
+        [0, 2, 3, 4].iter().filter_map(|part| parts.get(*part).cloned()).collect()
+    };
+    // The job that loses worker 1 in step 3.
+    let parts = variables(&before);
+    run(&before, &parts, 0..3);
+    let kept = without_1(&parts);
+    // One server has the values of step 3 already.
+    kept[2].assign("weight.0", 3).unwrap();
+    let complete: Vec<u64> = kept.iter().skip(2).map(|variables| variables.complete().unwrap()).collect();
+    assert_eq!(complete, [3, 3]);
+    for variables in &kept[2..] {
+        variables.settle(3).unwrap();
     }
+    let losses = run(&after, &kept, 3..6);
+    // A job that was planned so.
+    let planned = variables(&before);
+    run_in_one_thread(&before, &planned, 0..3);
+    settled(&planned, 3);
+    let planned = without_1(&planned);
+    assert_eq!(losses, run_in_one_thread(&after, &planned, 3..6));
+    assert_eq!(settled(&kept, 6), settled(&planned, 6));
 }
 
 #[test]
 fn each_part_numbers_the_graph_alike() {
-    for (model, synchrony) in [(Model::Lstm, Synchrony::Allreduce), (Model::Lstm, Synchrony::ParameterServer)]
-    {
-        let shape = shape(model, synchrony, 3);
-        let variables = variables(&shape);
-        let fingerprint = |part: usize| {
-            let built = shape.build(part, &variables[part]).unwrap();
-            Fingerprint::new(&built.graph, &built.placements)
-        };
-        let all: Vec<Fingerprint> = (0..shape.parts()).map(fingerprint).collect();
-        assert!(all.iter().all(|each| *each == all[0]), "{all:?}");
-    }
+    let shape = shape(Model::Lstm, 3, 2);
+    let variables = variables(&shape);
+    let fingerprint = |part: usize| {
+        let built = shape.build(part, &variables[part]).unwrap();
+        Fingerprint::new(&built.graph, &built.placements)
+    };
+    let all: Vec<Fingerprint> = (0..shape.parts()).map(fingerprint).collect();
+    assert!(all.iter().all(|each| *each == all[0]), "{all:?}");
 }

@@ -1,5 +1,6 @@
-//! Trainings through a graph, with real processes.
+//! Trainings through a graph, with real processes, and what happens when processes are killed.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{LIMIT, command, program, run, write_samples};
@@ -145,32 +146,44 @@ fn all_modes_train_alike_and_nothing_is_copied_from_the_second_step_on() {
 #[test]
 fn eight_workers_train_alike_in_all_modes() {
     let training = Training::with_pictures();
-    for (sync, tensors) in [("parameter-server", 8 * 2 * 6), ("allreduce", 6 * (2 * 7 + 7 * 7))] {
-        let (results, _) = training.run(&format!(
-            "--sync {sync} --workers 8 --mode grpc-tcp,rdma-zerocp --model mlp --batch 12 --steps 3 --test-every 3"
+    let trained = [1, 4].map(|servers| {
+        let (results, shown) = training.run(&format!(
+            "--sync parameter-server --workers 8 --servers {servers} --mode grpc-tcp,rdma-zerocp --model mlp --batch 12 --steps 3 --test-every 3"
         ));
         let [tcp, zerocp] = [&results["modes"][0], &results["modes"][1]];
         assert_eq!(losses(tcp), losses(zerocp));
         assert_eq!((losses(tcp).len(), &tcp["weights"]), (3, &zerocp["weights"]));
-        assert_eq!(zerocp["sent_in_first_step"]["tensors"], tensors, "{sync}");
+        assert_eq!(zerocp["sent_in_first_step"]["tensors"], 8 * 2 * 6, "{servers}");
         assert_eq!(zerocp["sent_later"]["copied"], 0, "{}", zerocp["tensors"]);
-    }
+        assert!(shown.contains(&format!("{servers} parameter server")), "{shown}");
+        (losses(tcp), tcp["weights"].clone(), tcp["points"][0]["accuracy"].clone())
+    });
+    assert_eq!(trained[0], trained[1], "several servers change no bit");
 }
 
 #[test]
-fn texts_of_varying_length_cross_with_dynamic_shapes_in_a_ring() {
+fn texts_of_varying_length_cross_with_dynamic_shapes_and_ranks_train_on_them_alike() {
     let training = Training::with_texts((0..60).map(|number| "ab ".repeat(3 + number % 5)));
-    let (results, _) = training.run(
-        "--sync allreduce --workers 3 --mode rdma-cp,rdma-zerocp --model lstm --length 12 --batch 6 --steps 4 --test-every 4",
-    );
+    let options = "--workers 3 --model lstm --length 12 --batch 6 --steps 4";
+    let (results, _) = training.run(&format!(
+        "--sync parameter-server --servers 2 --mode rdma-cp,rdma-zerocp --test-every 4 {options}"
+    ));
     let zerocp = &results["modes"][1];
     assert_eq!(losses(&results["modes"][0]), losses(zerocp));
     let dynamic =
         zerocp["tensors"].as_array().unwrap().iter().filter(|tensor| tensor["placement"] == "dynamic");
-    // For workers 1 and 2: the characters, their rows, and the gradients of the rows.
+    // For each worker: the characters, their rows, and the gradients of the rows.
     let dynamic: Vec<&Value> = dynamic.collect();
-    assert_eq!(dynamic.len(), 6, "{dynamic:?}");
+    assert_eq!(dynamic.len(), 9, "{dynamic:?}");
     assert!(dynamic.iter().all(|tensor| tensor["sent"]["tensors"] == 4), "{dynamic:?}");
+    // The same training, but for the order of sums.
+    let (ranks, shown) = training.run(&format!("--sync allreduce {options}"));
+    assert!(shown.contains("LSTM"), "{shown}");
+    let (servers, ranks) = (losses(zerocp), losses(&ranks["train"]));
+    assert_eq!((servers.len(), ranks.len()), (4, 4));
+    for (one, other) in servers.iter().zip(&ranks) {
+        assert!((one - other).abs() <= 1e-4 * one, "{servers:?} with servers, {ranks:?} with ranks");
+    }
 }
 
 #[test]
@@ -219,55 +232,166 @@ pub(crate) struct Watched {
     pub(crate) errors: String,
 }
 
-/// Kills worker 1 of a training after the first test.
-fn kill_worker_1(training: &Training, options: &str) -> Watched {
-    let options = format!("{options} --model mlp --batch 12 --epochs 1000 --test-every 5");
-    let mut worker = None;
-    let watched = training.watched(&options, |_, line| {
-        if let Some(process) = line.strip_prefix("worker 1 is process ") {
-            worker = Pid::from_raw(process.parse().unwrap());
-        }
-        if line.starts_with("step ")
-            && let Some(worker) = worker.take()
-        {
-            kill_process(worker, Signal::KILL).unwrap();
-        }
-    });
-    assert_eq!(worker, None, "the training ended before the test: {}", watched.errors);
-    watched
+impl Training {
+    /// Trains with these options. Kills each of `victims` in turn, with the first line that begins so after the
+    /// one before was killed.
+    fn with_deaths(&self, options: &str, victims: &[(&str, &str)]) -> Watched {
+        let (mut processes, mut killed) = (HashMap::new(), 0);
+        let watched = self.watched(options, |command, line| {
+            if let Some((name, process)) = line.split_once(" is process ") {
+                processes.insert(name.to_owned(), process.parse().unwrap());
+            }
+            let Some((name, at)) = victims.get(killed) else { return };
+            if line.starts_with(at) {
+                let process = processes.get(*name).copied().unwrap_or(command.id() as i32);
+                kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+                killed += 1;
+            }
+        });
+        assert_eq!(killed, victims.len(), "the training ended before its deaths: {}", watched.errors);
+        watched
+    }
 }
 
 #[test]
-fn a_worker_that_dies_ends_the_training_with_its_name() {
-    for sync in ["parameter-server", "allreduce"] {
-        let options = format!("--sync {sync} --workers 2 --steps 6000 --on-death fail");
-        let Watched { code, errors } = kill_worker_1(&Training::with_pictures(), &options);
+fn a_process_that_dies_ends_the_training_with_its_name() {
+    for (way, victim) in [
+        ("--sync parameter-server --test-every 5 --on-death fail", "worker 1"),
+        ("--sync parameter-server --test-every 5 --servers 2 --on-death continue", "parameter server 1"),
+        ("--sync allreduce --checkpoint-every 5 --checkpoint saved", "rank 1"),
+    ] {
+        let training = Training::with_pictures();
+        let way = way.replace("saved", &training.path("saved").to_string_lossy());
+        let options = format!("{way} --model mlp --batch 12 --epochs 1000 --steps 6000");
+        let Watched { code, errors } = training.with_deaths(&options, &[(victim, "step 5:")]);
         assert_eq!(code, Some(1), "{errors}");
         let last = errors.lines().last().unwrap();
-        for part in ["worker 1 (process ", "signal: 9", "--on-death continue"] {
-            assert!(last.contains(part), "{part}: {errors}");
-        }
+        assert!(last.contains(victim) && last.contains("signal: 9"), "{errors}");
+        assert_eq!(last.contains("--on-death restart"), victim != "rank 1", "{errors}");
     }
 }
 
 #[test]
 fn a_training_goes_on_without_a_worker_that_dies_and_its_model_is_not_spoiled() {
-    const STEPS: usize = 300;
-    for (sync, workers, left) in [("parameter-server", 2, 1), ("allreduce", 3, 2)] {
+    const STEPS: usize = 100;
+    let training = Training::with_pictures();
+    let options = format!(
+        "--sync parameter-server --workers 2 --servers 2 --steps {STEPS} --on-death continue --model mlp --batch 12 --epochs 1000 --test-every 20"
+    );
+    let Watched { code, errors } = training.with_deaths(&options, &[("worker 1", "step 20:")]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains("1 workers go on from step"), "{errors}");
+    let results = training.results();
+    assert_eq!(results["deaths"][0]["processes"], json!([1]), "{errors}");
+    let step = results["deaths"][0]["step"].as_u64().unwrap() as usize;
+    assert!((20..STEPS).contains(&step), "{errors}");
+    let losses = losses(&results["modes"][0]);
+    assert_eq!(losses.len(), STEPS);
+    assert!(losses[step..].iter().all(|loss| loss.is_finite()), "{losses:?}");
+    assert!(losses[STEPS - 1] < losses[0] / 10.0, "{losses:?}");
+    let points = results["modes"][0]["points"].as_array().unwrap();
+    assert!(points.last().unwrap()["accuracy"].as_f64().unwrap() > 0.9, "{points:?}");
+}
+
+/// A long training on made-up pictures.
+const LONG: &str = "--model mlp --batch 12 --epochs 1000 --steps 40";
+
+#[test]
+fn killed_servers_and_workers_are_started_again_and_the_losses_are_those_of_an_undisturbed_training() {
+    let training = Training::with_pictures();
+    let options =
+        format!("--sync parameter-server --servers 2 --mode rdma-cp,rdma-zerocp --test-every 16 {LONG}");
+    let (undisturbed, _) = training.run(&options);
+    let saved = training.path("saved");
+    let options =
+        format!("{options} --checkpoint {} --checkpoint-every 4 --on-death restart", saved.display());
+    let victims = [("parameter server 1", "step 8: a checkpoint"), ("worker 0", "step 16: loss")];
+    let Watched { code, errors } = training.with_deaths(&options, &victims);
+    assert_eq!(code, Some(0), "{errors}");
+    let results = training.results();
+    for (index, (process, least)) in [(3, 8), (0, 16)].into_iter().enumerate() {
+        let death = &results["deaths"][index];
+        assert_eq!(death["processes"], json!([process]), "{errors}");
+        let step = death["step"].as_u64().unwrap();
+        assert!((least..40).contains(&step) && step.is_multiple_of(4), "{errors}");
+        assert!(errors.contains(&format!("all processes start again from step {step}")), "{errors}");
+    }
+    for mode in 0..2 {
+        let [one, other] = [&undisturbed, &results].map(|results| &results["modes"][mode]);
+        assert_eq!(losses(one).len(), 40);
+        assert_eq!((losses(one), &one["weights"]), (losses(other), &other["weights"]));
+        let tested = |mode: &Value| -> Vec<[Value; 3]> {
+            let points = mode["points"].as_array().unwrap().iter();
+            points.map(|point| ["step", "loss", "accuracy"].map(|field| point[field].clone())).collect()
+        };
+        assert_eq!(tested(one), tested(other));
+    }
+    let files =
+        std::fs::read_dir(saved).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut files: Vec<String> = files.collect();
+    files.sort();
+    assert_eq!(files, [32, 36, 40].map(|step| format!("step-{step:010}.safetensors")));
+}
+
+#[test]
+fn a_killed_rank_is_started_again_and_the_losses_are_those_of_an_undisturbed_training() {
+    let training = Training::with_pictures();
+    let options = format!("--ranks 3 {LONG}");
+    let (undisturbed, _) = training.run(&options);
+    let saved = training.path("saved");
+    let options =
+        format!("{options} --checkpoint {} --checkpoint-every 5 --on-death restart", saved.display());
+    // An epoch has 8 steps. Rank 0 is the one that writes checkpoints.
+    let victims = [("rank 1", "step 10: a checkpoint"), ("rank 0", "step 15: a checkpoint")];
+    let Watched { code, errors } = training.with_deaths(&options, &victims);
+    assert_eq!(code, Some(0), "{errors}");
+    for (rank, least) in [(1, 10), (0, 15)] {
+        let said = errors.lines().find(|line| line.starts_with(&format!("rank {rank} ended (signal: 9")));
+        let from = said.and_then(|line| line.rsplit_once("all processes start again from step "));
+        assert!(from.is_some_and(|(_, step)| step.parse::<u64>().unwrap() >= least), "{errors}");
+    }
+    let [one, other] = [undisturbed, training.results()].map(|results| results["train"].clone());
+    assert_eq!(losses(&one).len(), 40);
+    assert_eq!((losses(&one), &one["weights"]), (losses(&other), &other["weights"]));
+    let last = |training: &Value| {
+        let epoch = training["epochs"].as_array().unwrap().last().unwrap();
+        ["steps", "loss", "accuracy"].map(|field| epoch[field].clone())
+    };
+    assert_eq!(last(&one), last(&other));
+}
+
+#[test]
+fn a_killed_job_is_resumed_and_ends_as_an_undisturbed_one() {
+    for (way, result) in [("--sync parameter-server --servers 2", "/modes/0"), ("--ranks 2", "/train")] {
         let training = Training::with_pictures();
-        let options = format!("--sync {sync} --workers {workers} --steps {STEPS} --on-death continue");
-        let Watched { code, errors } = kill_worker_1(&training, &options);
-        assert_eq!(code, Some(0), "{errors}");
-        assert!(errors.contains(&format!("{left} workers go on from step")), "{errors}");
-        let results = training.results();
-        assert_eq!(results["deaths"][0]["workers"], serde_json::json!([1]), "{errors}");
-        let step = results["deaths"][0]["step"].as_u64().unwrap() as usize;
-        assert!((5..STEPS).contains(&step), "{errors}");
-        let losses = losses(&results["modes"][0]);
-        assert_eq!(losses.len(), STEPS);
-        assert!(losses[step..].iter().all(|loss| loss.is_finite()), "{losses:?}");
-        assert!(losses[STEPS - 1] < losses[0] / 10.0, "{losses:?}");
-        let points = results["modes"][0]["points"].as_array().unwrap();
-        assert!(points.last().unwrap()["accuracy"].as_f64().unwrap() > 0.9, "{points:?}");
+        let (undisturbed, _) = training.run(&format!("{way} {LONG}"));
+        let saved = training.path("saved");
+        let options = format!("{way} {LONG} --checkpoint {} --checkpoint-every 15 --resume", saved.display());
+        let Watched { code, errors } =
+            training.with_deaths(&options, &[("the command", "step 15: a checkpoint")]);
+        assert_eq!(code, None, "{errors}");
+        // With other servers, and in another mode: this changes no bit.
+        let options = options.replace("--servers 2", "--servers 1 --mode rdma-cp");
+        let (resumed, _) = training.run(&options);
+        let [one, other] = [&undisturbed, &resumed].map(|results| results.pointer(result).unwrap());
+        assert_eq!((losses(one), &one["weights"]), (losses(other), &other["weights"]), "{way}");
+        // There is nothing left to do.
+        let (again, _) = training.run(&options);
+        assert_eq!(losses(again.pointer(result).unwrap()), losses(one));
+        // What can't be gone on from is named before any process starts.
+        let last = saved.join("step-0000000040.safetensors");
+        for (options, named) in [
+            (options.replace("--resume", ""), "is there already; --resume goes on from it"),
+            (options.replace("--batch 12", "--batch 16"), "is of another training: batch 12 there, 16 here"),
+        ] {
+            let ran = run(training.command(&options));
+            let said = &ran.errors;
+            assert!(!ran.succeeded() && said.lines().count() == 1, "{said}");
+            assert!(said.contains(&*last.to_string_lossy()) && said.contains(named), "{said}");
+        }
+        std::fs::write(&last, "not whole").unwrap();
+        let ran = run(training.command(&options));
+        assert!(ran.errors.contains("step-0000000040.safetensors is no whole checkpoint"), "{}", ran.errors);
+        assert_eq!((ran.errors.lines().count(), ran.status.unwrap().code()), (1, Some(1)), "{}", ran.errors);
     }
 }

@@ -129,18 +129,13 @@ impl Row {
         all.went = all.paths.iter().map(|path| path.transport).collect();
         all.device = all.paths.iter().find_map(|path| path.device.clone());
         all.reasons = all.paths.iter().map(|path| path.reason.clone()).collect();
-        if runs.len() > 1 {
-            let figures: [(_, Figure); 4] = [
-                ("p50_us", |row| row.p50_us),
-                ("p99_us", |row| row.p99_us),
-                ("ops_per_s", |row| Some(row.ops_per_s)),
-                ("cpu_us_per_op", |row| row.cpu_us_per_op),
-            ];
-            let of_all = |(name, figure): (_, Figure)| {
-                Some((name, runs.iter().map(|row| figure(row)).collect::<Option<Vec<_>>>()?))
-            };
-            all.runs = Runs::new(figures.into_iter().filter_map(of_all).collect());
-        }
+        let figures: [(_, Figure); 4] = [
+            ("p50_us", |row| row.p50_us),
+            ("p99_us", |row| row.p99_us),
+            ("ops_per_s", |row| Some(row.ops_per_s)),
+            ("cpu_us_per_op", |row| row.cpu_us_per_op),
+        ];
+        all.runs = Runs::of(runs, &figures);
         Some(Self {
             p50_us: in_most(|row| row.p50_us),
             p99_us: in_most(|row| row.p99_us),

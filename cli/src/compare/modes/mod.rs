@@ -9,20 +9,20 @@ mod memcpy;
 pub(crate) mod mode;
 pub(crate) mod placement;
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::call_error::CallError;
-use crate::compare::modes::grpc::client::{self, GrpcCaller};
+use crate::compare::modes::grpc::client::GrpcCaller;
 use crate::compare::modes::memcpy::MemcpyCaller;
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::{Contender, Mode};
 use crate::compare::modes::placement::PlacementCaller;
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::options::CompareOptions;
 use crate::compare::server::Addresses;
-use crate::measure::settings::Http2;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// A connection in one mode. Clones share it.
@@ -96,17 +96,19 @@ impl Caller {
     }
 }
 
-/// Connects in `mode`.
+/// Connects in the mode of `contender`. `local`: the address of this process, for the server.
 pub(crate) async fn connect(
-    mode: Mode,
+    contender: Contender,
     addresses: &Addresses,
     options: &CompareOptions,
     rdma: Option<&Rdma>,
+    local: IpAddr,
 ) -> Result<(Caller, Option<RdmaConnection>), Failure> {
+    let mode = contender.mode;
     let reduces = mode.reduces(options.consume);
     match mode {
         mode if mode.is_grpc() => {
-            let (caller, verdict) = GrpcCaller::connect(mode, addresses, options, rdma).await?;
+            let (caller, verdict) = GrpcCaller::connect(contender, addresses, options, rdma).await?;
             Ok((Caller::Grpc(caller), verdict))
         }
         Mode::Memcpy => Ok((Caller::Memcpy(MemcpyCaller::new(reduces)), None)),
@@ -114,8 +116,8 @@ pub(crate) async fn connect(
             let (Some(rdma), Some(endpoint)) = (rdma, &addresses.tensors) else {
                 return Err(Failure::run("the server process has no device for tensors"));
             };
-            let control = client::tcp(addresses.tcp, Http2::DEFAULT).await?;
-            let connected = PlacementCaller::connect(mode, control, endpoint, rdma, reduces).await;
+            let control = addresses.control().await?;
+            let connected = PlacementCaller::connect(mode, control, endpoint, (rdma, local), reduces).await;
             connected.map(|(caller, verdict)| (Caller::Placement(caller), Some(verdict)))
         }
     }

@@ -1,10 +1,12 @@
 //! The modes that `compare` can compare.
 
+use std::fmt;
+
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::{Flavour, Named};
 
-use crate::measure::settings::Consume;
+use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::Encode;
 
 /// A mode: one way to carry the same bytes. `compare --list-modes` shows the texts below.
@@ -41,6 +43,12 @@ pub(crate) enum Mode {
     RdmaZerocp,
     /// rdma-zerocp, but both sides wait by futures, as an ordinary service does.
     RdmaZerocpAwait,
+    /// rdma-zerocp without memory in which the receiver expects it: the receiver learns shape and place, and reads it.
+    // Dynamic allocation of the same paper (§3.3).
+    RdmaDynamic,
+    /// rdma-zerocp by names: the receiver asks for a tensor and a step, and the sender writes what it offers so named.
+    // The rendezvous of TensorFlow's grpc+verbs.
+    RdmaNamed,
     /// no transport: a copy within the client, as the limit of the machine's memory.
     Memcpy,
 }
@@ -83,6 +91,7 @@ impl Mode {
     pub(crate) fn default_list(defaults: bool, runtime: Flavour) -> Vec<Self> {
         let is_in = |mode: &Self| match mode {
             Self::Memcpy | Self::GrpcTcpShared | Self::GrpcReferenceTcp => false,
+            Self::RdmaDynamic | Self::RdmaNamed => false,
             Self::GrpcTcpBusy => !defaults && mode.is_for(runtime),
             Self::GrpcTcpTuned => !defaults,
             _ => true,
@@ -105,7 +114,20 @@ impl Mode {
 
     /// Returns whether the receiver gets a tensor to compute with, and no message.
     pub(crate) const fn carries_tensors(self) -> bool {
-        matches!(self, Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait)
+        matches!(self, Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait) || self.is_passed()
+    }
+
+    /// Returns whether tensors have no place at the receiver beforehand.
+    pub(crate) const fn is_passed(self) -> bool {
+        matches!(self, Self::RdmaDynamic | Self::RdmaNamed)
+    }
+
+    /// Returns whether the mode's calls go over HTTP/2, whose settings the command line has.
+    pub(crate) const fn uses_http2(self) -> bool {
+        match self {
+            Self::GrpcTcpTuned | Self::GrpcNative | Self::GrpcNativeGather | Self::GrpcReference => false,
+            mode => mode.is_grpc(),
+        }
     }
 
     /// Returns the encoding of the mode's messages. `setting` comes from the command line.
@@ -161,7 +183,7 @@ impl Mode {
 
     /// Returns whether tensors are sent from registered memory, without a copy.
     pub(crate) const fn sends_in_place(self) -> bool {
-        matches!(self, Self::RdmaZerocp | Self::RdmaZerocpAwait)
+        matches!(self, Self::RdmaZerocp | Self::RdmaZerocpAwait) || self.is_passed()
     }
 
     /// Returns whether both sides wait for tensors by futures, without polling.
@@ -178,6 +200,48 @@ impl Mode {
 
 tonic_rdma_commands::displayed_by_name!(Mode);
 
+/// What a run measures: a mode, with one of the HTTP/2 settings if the run has several and the mode uses HTTP/2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Contender {
+    pub(crate) mode: Mode,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) http2: Option<Http2>,
+}
+
+impl Contender {
+    /// Returns what a run of `modes` with these `settings` measures. The settings of a mode follow one another.
+    pub(crate) fn all(modes: &[Mode], settings: &[Http2]) -> Vec<Self> {
+        let of = |mode: &Mode| {
+            let several = settings.iter().filter(|_| settings.len() > 1 && mode.uses_http2());
+            let each: Vec<_> = several.map(|http2| Self { mode: *mode, http2: Some(*http2) }).collect();
+            if each.is_empty() { vec![Self::from(*mode)] } else { each }
+        };
+        modes.iter().flat_map(of).collect()
+    }
+
+    /// Returns whether this one is compared with `base`: not if both have settings and these differ. Without a
+    /// setting it is compared with the first of the run.
+    pub(crate) fn is_against(self, base: Self) -> bool {
+        self.http2.is_none() || base.http2.is_none() || self.http2 == base.http2
+    }
+}
+
+impl From<Mode> for Contender {
+    fn from(mode: Mode) -> Self {
+        Self { mode, http2: None }
+    }
+}
+
+/// `grpc-tcp`, or `grpc-tcp (tuned)`.
+impl fmt::Display for Contender {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.http2 {
+            None => write!(formatter, "{}", self.mode),
+            Some(http2) => write!(formatter, "{} ({})", self.mode, http2.name()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,10 +257,11 @@ mod tests {
     }
 
     #[test]
-    fn memcpy_the_shared_port_and_references_over_tcp_are_measured_only_on_request() {
+    fn memcpy_the_shared_port_references_over_tcp_and_passed_tensors_are_measured_only_on_request() {
         let usual = Mode::default_list(false, Flavour::IdlePolling);
-        assert_eq!(usual.len(), Mode::all().len() - 3);
-        for mode in [Mode::Memcpy, Mode::GrpcTcpShared, Mode::GrpcReferenceTcp] {
+        assert_eq!(usual.len(), Mode::all().len() - 5);
+        let on_request = [Mode::Memcpy, Mode::GrpcTcpShared, Mode::GrpcReferenceTcp];
+        for mode in on_request.into_iter().chain([Mode::RdmaDynamic, Mode::RdmaNamed]) {
             assert!(!usual.contains(&mode));
         }
         let defaults = Mode::default_list(true, Flavour::CurrentThread);
@@ -209,6 +274,26 @@ mod tests {
         assert!(!Mode::default_list(false, several).contains(&Mode::GrpcTcpBusy));
         assert_eq!(Mode::default_list(false, several).len(), 11);
         assert!(Mode::default_list(false, Flavour::CurrentThread).contains(&Mode::GrpcTcpBusy));
+    }
+
+    #[test]
+    fn modes_over_http2_are_measured_with_each_setting() {
+        let modes = [Mode::GrpcTcp, Mode::GrpcNative, Mode::GrpcRdma, Mode::GrpcTcpTuned, Mode::RdmaCp];
+        let [usual, tuned] = [Http2::DEFAULT, Http2::TUNED];
+        let named = |settings: &[Http2]| {
+            Contender::all(&modes, settings).iter().map(Contender::to_string).collect::<Vec<_>>().join(", ")
+        };
+        let both = "grpc-tcp (default), grpc-tcp (tuned), grpc-native, grpc-rdma (default), grpc-rdma (tuned), grpc-tcp-tuned, \
+                    rdma-cp";
+        assert_eq!(named(&[usual, tuned]), both);
+        assert_eq!(named(&[tuned]), "grpc-tcp, grpc-native, grpc-rdma, grpc-tcp-tuned, rdma-cp");
+        let [tcp, tcp_tuned, native, ..] = Contender::all(&modes, &[usual, tuned])[..] else {
+            unreachable!()
+        };
+        assert!(native.is_against(tcp) && tcp.is_against(tcp) && !tcp_tuned.is_against(tcp));
+        let json = serde_json::json!({ "mode": "grpc-tcp", "http2": "tuned" });
+        assert_eq!(serde_json::to_value(tcp_tuned).ok().as_ref(), Some(&json));
+        assert_eq!(serde_json::from_value(json).ok(), Some(tcp_tuned));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use tonic_rdma_proto::transfer::Check;
 use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;
-use crate::compare::modes::mode::Mode;
+use crate::compare::modes::mode::Contender;
 use crate::compare::operations::{Done, Operations, Position};
 use crate::compare::plan::{Cell, Direction, MIN_ROUNDS, Plan};
 use crate::compare::results::{Checks, Ratios, Row};
@@ -65,7 +65,7 @@ impl Meter<'_> {
         let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
         let of = MeasuredCell { plan: self.plan, cell, operations, pinned: self.pinned };
         let announce = |progress: &ProgressBar, participant: &Participant| {
-            progress.set_message(format!("{}  {}", cell.label(), participant.mode));
+            progress.set_message(format!("{}  {}", cell.label(), participant.contender));
         };
         for participant in &mut self.participants {
             announce(&self.progress, participant);
@@ -90,7 +90,7 @@ impl Meter<'_> {
             participant.check_every_byte(&of, 1).await;
             participant.release(cell).await;
             self.checks.add(participant.tally.checks());
-            rows.push(participant.tally.row(participant.mode, cell, self.plan.direction));
+            rows.push(participant.tally.row(participant.contender, cell, self.plan.direction));
         }
         Ok(rows)
     }
@@ -150,7 +150,7 @@ pub(crate) fn generator_polls(pinned: bool) -> bool {
 /// A mode with its connection.
 #[derive(Debug)]
 pub(crate) struct Participant {
-    pub(crate) mode: Mode,
+    contender: Contender,
     caller: Caller,
     /// What it did in this cell.
     pub(crate) tally: Tally,
@@ -165,9 +165,9 @@ pub(crate) struct Participant {
 }
 
 impl Participant {
-    pub(crate) fn new(mode: Mode, caller: Caller) -> Result<Self, Failure> {
+    pub(crate) fn new(contender: Contender, caller: Caller) -> Result<Self, Failure> {
         let (tally, position) = (Tally::new()?, Position::default());
-        Ok(Self { mode, caller, tally, position, given_up: false, failed_trials: 0, skips: false })
+        Ok(Self { contender, caller, tally, position, given_up: false, failed_trials: 0, skips: false })
     }
 
     /// Returns whether the mode sends nothing in this cell.
@@ -179,7 +179,7 @@ impl Participant {
     /// reason.
     pub(crate) async fn prepare(&mut self, of: &MeasuredCell<'_>) -> Result<(), Failure> {
         self.tally = Tally::new()?;
-        self.tally.skipped = of.cell.beyond(self.mode);
+        self.tally.skipped = of.cell.beyond(self.contender.mode);
         self.skips = self.tally.skipped.is_some();
         if self.is_idle() {
             return Ok(());
@@ -464,8 +464,9 @@ impl Tally {
             || achieved < rate / 2.0
     }
 
-    /// Returns the row of `mode` in `cell`, for payloads that went in `direction`.
-    pub(crate) fn row(&self, mode: Mode, cell: Cell, direction: Direction) -> Row {
+    /// Returns the row of `contender` in `cell`, for payloads that went in `direction`.
+    pub(crate) fn row(&self, contender: impl Into<Contender>, cell: Cell, direction: Direction) -> Row {
+        let Contender { mode, http2 } = contender.into();
         let per = |total: f64, parts: f64| if parts > 0.0 { total / parts } else { 0.0 };
         let Counts { ops, bytes, errors, ref first_error, .. } = self.counts;
         let micros = |quantile| match ops {
@@ -475,6 +476,7 @@ impl Tally {
         let wall = self.wall.as_secs_f64();
         Row {
             mode,
+            http2,
             workload: cell.load.name(),
             bytes: cell.load.bytes(),
             inflight: cell.inflight,
@@ -622,13 +624,14 @@ mod participant_tests {
 
     use super::*;
     use crate::compare::modes::grpc::client::CallSettings;
+    use crate::compare::modes::mode::Mode;
     use crate::compare::options::CompareOptions;
     use crate::workload::Workload;
 
     fn participant() -> Participant {
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let caller = GrpcCaller::new(nowhere, Mode::GrpcTcp, CallSettings::default());
-        Participant::new(Mode::GrpcTcp, Caller::Grpc(caller)).unwrap()
+        Participant::new(Mode::GrpcTcp.into(), Caller::Grpc(caller)).unwrap()
     }
 
     #[tokio::test]
@@ -669,6 +672,7 @@ mod tally_tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
+    use crate::compare::modes::mode::Mode;
     use crate::workload::Workload;
 
     fn millis(millis: u64) -> Duration {

@@ -24,11 +24,11 @@ use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageR
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::reference::Owner;
 use crate::compare::modes::grpc::service::{Checker, Findings, KeepAwake};
-use crate::compare::modes::mode::Mode;
-use crate::compare::operations::{CallPayload, Form, Operation, Operations, registered_copy};
+use crate::compare::modes::mode::{Contender, Mode};
+use crate::compare::operations::{CallPayload, Form, Operation, Operations};
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::Direction;
-use crate::compare::server::Addresses;
+use crate::compare::server::{Addresses, Http2Addresses};
 use crate::measure::settings::Http2;
 use crate::measure::transport::{CallChannel, Encode, EncodingChannel, Rdma, RdmaConnection};
 
@@ -83,19 +83,20 @@ impl GrpcCaller {
         }
     }
 
-    /// Connects in `mode`, which must be a gRPC mode.
+    /// Connects in the mode of `contender`, which must be a gRPC mode.
     pub(crate) async fn connect(
-        mode: Mode,
+        contender: Contender,
         addresses: &Addresses,
         options: &CompareOptions,
         rdma: Option<&Rdma>,
     ) -> Result<(Self, Option<RdmaConnection>), Failure> {
-        let CompareOptions { encode, direction, consume, http2, .. } = *options;
-        let (channel, verdict) = connect(mode, addresses, http2, rdma).await?;
+        let CompareOptions { encode, direction, consume, .. } = *options;
+        let (channel, verdict) = connect(contender, addresses, rdma).await?;
+        let mode = contender.mode;
         let settings = CallSettings { encode, direction, reduces: mode.reduces(consume), origin: 0 };
         let mut caller = Self::new(channel, mode, settings);
         if mode.is_by_reference() {
-            caller.own(mode, http2, rdma).await?;
+            caller.own(mode, addresses.of(contender.http2)?.setting, rdma).await?;
         }
         Ok((caller, verdict))
     }
@@ -107,17 +108,18 @@ impl GrpcCaller {
         Ok(())
     }
 
-    /// Prepares for `operations`. A mode that sends from registered memory copies the content there. Other
-    /// buffers are allocated with each message.
+    /// Prepares for `operations`. A mode that sends from registered memory needs the content there. Other buffers
+    /// are allocated with each message.
     pub(crate) fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
         let content = &operations.content;
         self.settings.origin = content.seed();
-        self.registered = None;
-        if let Some(owner) = &self.owner {
-            self.registered = Some(owner.copy(content)?);
-        } else if self.registers && self.settings.direction == Direction::Up {
-            self.registered = Some(registered_copy(content)?);
-        }
+        self.registered = match &self.owner {
+            Some(owner) => Some(owner.copy(content)?),
+            None if self.registers && self.settings.direction == Direction::Up => {
+                Some(operations.registered()?)
+            }
+            None => None,
+        };
         Ok(())
     }
 
@@ -292,32 +294,36 @@ pub(crate) async fn run_set(
 /// Longest time to make a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Connects in `mode`, which must be a gRPC mode.
+/// Connects in the mode of `contender`, which must be a gRPC mode.
 pub(crate) async fn connect(
-    mode: Mode,
+    contender: Contender,
     addresses: &Addresses,
-    http2: Http2,
     rdma: Option<&Rdma>,
 ) -> Result<(CallChannel, Option<RdmaConnection>), Failure> {
+    let mode = contender.mode;
+    let listeners = addresses.of(match mode {
+        Mode::GrpcTcpTuned => Some(Http2::TUNED),
+        _ => contender.http2,
+    })?;
+    let http2 = listeners.setting;
     let no_listener = || Failure::run("the server process does not listen for RDMA peers");
     let over_rdma = |address: Option<SocketAddr>| {
         let (rdma, address) = rdma.zip(address).ok_or_else(no_listener)?;
         Ok::<_, Failure>((rdma, endpoint(address, http2)?))
     };
     match mode {
-        Mode::GrpcTcp | Mode::GrpcTcpBusy | Mode::GrpcReferenceTcp => {
-            Ok((tcp(addresses.tcp, http2).await?.into(), None))
+        Mode::GrpcTcp | Mode::GrpcTcpBusy | Mode::GrpcTcpTuned | Mode::GrpcReferenceTcp => {
+            Ok((tcp(listeners.tcp, http2).await?.into(), None))
         }
-        Mode::GrpcTcpTuned => Ok((tcp(addresses.tcp_tuned, Http2::TUNED).await?.into(), None)),
         Mode::GrpcTcpShared => {
-            let address = addresses.rdma.ok_or_else(no_listener)?;
+            let address = listeners.rdma.ok_or_else(no_listener)?;
             Ok((tcp(address, http2).await?.into(), None))
         }
-        Mode::GrpcUds => Ok((uds(addresses, http2).await?.into(), None)),
+        Mode::GrpcUds => Ok((uds(listeners).await?.into(), None)),
         Mode::GrpcRdma | Mode::GrpcRdmaGather => {
             // For payloads from the server there is a listener that sends them by reference.
-            let gathering = addresses.rdma_gather.filter(|_| mode == Mode::GrpcRdmaGather);
-            let (rdma, endpoint) = over_rdma(gathering.or(addresses.rdma))?;
+            let gathering = listeners.rdma_gather.filter(|_| mode == Mode::GrpcRdmaGather);
+            let (rdma, endpoint) = over_rdma(gathering.or(listeners.rdma))?;
             let (channel, verdict) = rdma.connect(endpoint).await?;
             Ok((channel.into(), Some(verdict)))
         }
@@ -331,9 +337,7 @@ pub(crate) async fn connect(
             let (channel, verdict) = rdma.connect_native(endpoint).await?;
             Ok((CallChannel::gathering(channel), Some(verdict)))
         }
-        Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy => {
-            Err(Failure::run(format!("{mode} is not a gRPC mode")))
-        }
+        _ => Err(Failure::run(format!("{mode} is not a gRPC mode"))),
     }
 }
 
@@ -342,15 +346,15 @@ pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Fa
     endpoint(address, http2)?.connect().await.context("can't connect to the server process over TCP")
 }
 
-async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
+async fn uds(listeners: &Http2Addresses) -> Result<Channel, Failure> {
     // A zero byte begins an abstract name.
-    let name = addresses.uds.as_ref().ok_or_else(|| Failure::run("the server process has no Unix socket"))?;
+    let name = listeners.uds.as_ref().ok_or_else(|| Failure::run("the server process has no Unix socket"))?;
     let name = format!("\0{name}");
     let connector = tower::service_fn(move |_| {
         let name = name.clone();
         async move { UnixStream::connect(name).await.map(TokioIo::new) }
     });
-    let endpoint = endpoint(addresses.tcp, http2)?;
+    let endpoint = endpoint(listeners.tcp, listeners.setting)?;
     let connected = endpoint.connect_with_connector(connector).await;
     connected.context("can't connect to the server process over a Unix socket")
 }

@@ -11,6 +11,7 @@ use tonic_rdma_commands::payload::seeded::mix;
 use tonic_rdma_proto::placement::{EndReply, Mismatch};
 use tonic_rdma_tensor::{Dtype, Shape, TensorError, TensorSpec};
 
+use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{self, DESTINATION_SEED, Layout};
 use crate::workload::Workload;
 
@@ -94,11 +95,61 @@ pub(crate) fn seeds_in_order(first: u64, lengths: &[u64]) -> impl Iterator<Item 
 }
 
 fn seeds(layout: &Layout, first: u64, lengths: &[u64]) -> impl Iterator<Item = u64> {
-    let mut origin = None;
-    layout.offsets(lengths.to_vec()).map(move |offset| {
-        let word = offset / 8;
-        first.wrapping_add(word.wrapping_sub(*origin.get_or_insert(word)))
-    })
+    let mut seeds = BufferSeeds::new(layout.clone());
+    seeds.begin(first);
+    lengths.to_vec().into_iter().map(move |length| seeds.next(length))
+}
+
+/// The seeds of an operation's buffers, whose lengths become known one after the other.
+#[derive(Debug)]
+pub(crate) struct BufferSeeds {
+    layout: Layout,
+    first: u64,
+    index: usize,
+    /// The bytes that the buffers so far take, if they lie one after the other.
+    end: u64,
+}
+
+impl BufferSeeds {
+    pub(crate) fn new(layout: Layout) -> Self {
+        Self { layout, first: 0, index: 0, end: 0 }
+    }
+
+    /// Returns the distance of the first buffer from the content of the operation, in words.
+    pub(crate) fn origin(&self) -> u64 {
+        self.layout.offset(0, 0) / 8
+    }
+
+    /// Begins an operation, whose first buffer has the seed `first`.
+    pub(crate) fn begin(&mut self, first: u64) {
+        (self.first, self.index, self.end) = (first, 0, 0);
+    }
+
+    /// Returns the seed of the next buffer, which has `length` bytes.
+    pub(crate) fn next(&mut self, length: u64) -> u64 {
+        let word = self.layout.offset(self.index, self.end) / 8;
+        self.index += 1;
+        self.end = self.end.saturating_add(length.next_multiple_of(64));
+        self.first.wrapping_add(word.wrapping_sub(self.origin()))
+    }
+}
+
+/// Returns the number of buffers of an operation of `load`.
+pub(crate) fn buffers(load: Workload) -> usize {
+    load.operations().first().map_or(0, |operation| operation.iter().flatten().count())
+}
+
+/// The bytes of the tensor that acknowledges an operation, and the name of its slot at the sender, in modes whose
+/// tensors have no place beforehand.
+pub(crate) const ACKNOWLEDGEMENT: u64 = 8;
+
+/// Returns the names of the tensors of an operation in a mode by names.
+pub(crate) fn names(mode: Mode, count: usize) -> Vec<String> {
+    (0..count).map(|index| format!("{mode} {index}")).collect()
+}
+
+pub(crate) fn acknowledgements(mode: Mode) -> String {
+    format!("{mode} acknowledgement")
 }
 
 /// Returns the seed of the operation that begins with `start`: its first eight bytes, or all bytes of a

@@ -1,4 +1,5 @@
-//! `rdma-cp`, `rdma-zerocp` and `rdma-zerocp-await`: tensors by one-sided operations, without RPC.
+//! `rdma-cp`, `rdma-zerocp`, `rdma-zerocp-await`, `rdma-dynamic` and `rdma-named`: tensors by one-sided operations,
+//! without RPC.
 //!
 //! ```text
 //!   client                                                     server
@@ -11,6 +12,10 @@
 //! services of other modes. While they poll they yield to their runtime now and then (`YieldTimer` in
 //! `geometry`). In `rdma-zerocp-await` both ends wait by futures, without polling. The receiver reports its
 //! findings at the end of the trial, for all operations at once (`Record`).
+//!
+//! In the last two modes a tensor has no place at the receiver beforehand: the receiver reads it from the place that a
+//! dynamic slot tells, or asks for it by name. Its release says only that it has been read. So the receiver
+//! acknowledges each operation that it has consumed, by a static slot of the sender's device.
 
 pub(crate) mod geometry;
 pub(crate) mod receiver;

@@ -1,9 +1,13 @@
 //! The receiver of the modes that place tensors: the service that controls it, and a task for each trial,
 //! which takes and checks tensors.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::net::SocketAddr;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use clap::ValueEnum as _;
@@ -20,29 +24,28 @@ use tonic_rdma_proto::placement::{
     ReleaseRequest,
 };
 use tonic_rdma_tensor::{
-    Arrived, ExportedRegion, RdmaDevice, Rights, SharedRegion, StaticReceiver, TensorError, TensorErrorKind,
+    Arrived, Channel, DynamicReceiver, ExportedRegion, NamedReply, NamedRequest, RdmaDevice, Rights,
+    SharedRegion, StaticReceiver, StaticSender, Tensor, TensorError, TensorErrorKind,
 };
 
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::{
-    self, Batch, Geometry, Record, YieldTimer, identify, seeds_in_order,
+    self, Batch, BufferSeeds, Geometry, MAX_DEPTH, Record, YieldTimer, identify,
 };
+use crate::compare::operations::Layout;
 use crate::measure::settings::Consume;
 use crate::workload::Workload;
 
 /// Receives the tensors of a trial until `end` is dropped or nothing more can arrive, by polling or by
 /// futures. Returns the sink.
-async fn receive(
-    mut sink: Sink,
-    awaits: bool,
-    end: oneshot::Receiver<()>,
-) -> (Sink, Result<(), TensorError>) {
+async fn receive(mut sink: Sink, awaits: bool, end: oneshot::Receiver<()>) -> (Sink, Result<(), CallError>) {
     let result = tokio::select! {
         biased;
         result = sink.receive_all(awaits) => result,
         _ = end => Ok(()),
     };
+    sink.end();
     (sink, result)
 }
 
@@ -66,7 +69,7 @@ struct Receiver {
 #[derive(Debug)]
 struct Trial {
     end: oneshot::Sender<()>,
-    task: JoinHandle<(Sink, Result<(), TensorError>)>,
+    task: JoinHandle<(Sink, Result<(), CallError>)>,
 }
 
 impl PlacementService {
@@ -99,14 +102,24 @@ fn prepared<'a>(
 #[tonic::async_trait]
 impl Placement for PlacementService {
     async fn prepare(&self, request: Request<PrepareRequest>) -> Result<Response<PrepareReply>, Status> {
-        let PrepareRequest { mode, load, seed, depth } = request.into_inner();
+        let caller = request.remote_addr().map(|address| address.ip());
+        let PrepareRequest { mode, load, seed, depth, device, first } = request.into_inner();
         let mode = placing(&mode)?;
         let load = wanted(load)?;
+        let address = device.parse::<SocketAddr>().ok().filter(|address| Some(address.ip()) == caller);
+        if mode.is_passed() && address.is_none() {
+            let text =
+                format!("{mode}: the sender's device {device:?} does not listen at the caller's address");
+            return Err(Status::invalid_argument(text));
+        }
         let mut receivers = self.receivers.lock().await;
         Self::give_up(&mut receivers, mode).await;
         let reduces = mode.reduces(self.consume);
-        let sink = Sink::new(&self.device, mode.name(), (load, seed), depth, reduces)
-            .map_err(|error| refusal(&error))?;
+        let sink = match mode.is_passed() {
+            true => Sink::passed(&self.device, mode, (load, seed), (depth, first, &device), reduces).await,
+            false => Sink::new(&self.device, mode.name(), (load, seed), depth, reduces),
+        };
+        let sink = sink.map_err(|error| refusal(&error))?;
         receivers.insert(mode.name(), Receiver { sink: Some(sink), trial: None });
         Ok(Response::new(PrepareReply {}))
     }
@@ -134,7 +147,7 @@ impl Placement for PlacementService {
         let (sink, result) = task.await.map_err(|crash| refusal(&crash.into()))?;
         let record = sink.record;
         receiver.sink = Some(sink);
-        result.map(|()| Response::new(record.into())).map_err(|error| refusal(&error.into()))
+        result.map(|()| Response::new(record.into())).map_err(|error| refusal(&error))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseReply>, Status> {
@@ -181,22 +194,46 @@ pub(crate) struct Sink {
 
 #[derive(Debug)]
 enum Targets {
-    Slots { slots: Vec<StaticReceiver>, operation: SlotOperation },
+    Slots { slots: Vec<StaticReceiver>, operation: ArrivingOperation },
     Batch(BatchSlot),
+    Passed { source: PassedTensors, acknowledgements: StaticSender, operation: ArrivingOperation },
 }
 
-/// The operation whose tensors arrive in slots, one after the other.
+/// The operation whose tensors arrive one after the other.
 #[derive(Debug)]
-struct SlotOperation {
-    lengths: Arc<[u64]>,
-    /// Index of the slot of the next tensor.
+struct ArrivingOperation {
+    /// Number of its tensors.
+    count: usize,
+    /// Index of the next tensor.
     next: usize,
     /// The seed of the operation, found by its first tensor, or `None` if no operation has this content.
     identity: Option<u64>,
     /// The result of consuming the tensors that have arrived.
     found: Option<Reduced>,
-    /// Seeds of the operation's buffers.
-    seeds: Vec<u64>,
+    seeds: BufferSeeds,
+}
+
+/// Tensors that have no place at the receiver beforehand.
+#[derive(Debug)]
+enum PassedTensors {
+    Dynamic(DynamicReceiver),
+    Named(NamedTensors),
+}
+
+/// Tensors that the receiver asks for by name and step: the buffer's index in an operation, and the number of the
+/// operation.
+#[derive(Debug)]
+struct NamedTensors {
+    /// The queue pairs to the sender.
+    channels: Vec<Channel>,
+    names: Vec<String>,
+    /// The number of the first operation.
+    first: u64,
+    /// Number of tensors that were taken.
+    taken: u64,
+    /// The requests for those that follow, and the largest number of them.
+    requests: VecDeque<NamedRequest>,
+    most: usize,
 }
 
 /// The slots of [`Geometry::Batch`].
@@ -229,7 +266,7 @@ impl Sink {
                 let slots = lengths.iter().enumerate();
                 let slots = slots.map(|(index, bytes)| receiver(format!("{name} {index}"), *bytes, depth));
                 let slots = slots.collect::<Result<_, CallError>>()?;
-                Targets::Slots { slots, operation: SlotOperation::new(lengths) }
+                Targets::Slots { slots, operation: ArrivingOperation::new(lengths.len(), Layout::InOrder) }
             }
             Geometry::Batch(batch) => {
                 let bytes = usize::try_from(batch.room.saturating_mul(depth.into())).unwrap_or(usize::MAX);
@@ -239,8 +276,46 @@ impl Sink {
                 Targets::Batch(BatchSlot { batch, header, region, depth: depth.into(), taken: 0 })
             }
         };
-        let inspector = Inspector::new(reduces);
-        Ok(Self { targets, inspector, record: Record::default(), seed, yield_timer: YieldTimer::new() })
+        Ok(Self::over(targets, seed, reduces))
+    }
+
+    /// Makes what receives the operations of `load` in a mode whose tensors have no place beforehand. Up to `depth` of
+    /// them may be in flight at once. The first has the number `first`, and the sender's device listens at `sender`.
+    async fn passed(
+        device: &RdmaDevice,
+        mode: Mode,
+        (load, seed): (Workload, u64),
+        (depth, first, sender): (u32, u64, &str),
+        reduces: bool,
+    ) -> Result<Self, CallError> {
+        /// Most requests at once: half of what a link accepts, because cancelled ones count until they are answered.
+        const REQUESTS: u32 = 512;
+        let channel = device.channel(sender, 0).await?;
+        let spec = geometry::spec(geometry::ACKNOWLEDGEMENT)?;
+        let acknowledgements = channel.static_sender(&geometry::acknowledgements(mode), &spec).await?;
+        let count = geometry::buffers(load);
+        let tensors = depth.saturating_mul(count as u32);
+        let source = match mode {
+            Mode::RdmaDynamic => {
+                let slots = tensors.min(MAX_DEPTH as u32);
+                PassedTensors::Dynamic(device.dynamic_receiver(mode.name(), slots)?)
+            }
+            _ => PassedTensors::Named(NamedTensors {
+                channels: (0..channel.queue_pairs()).map(|pair| channel.over(pair)).collect(),
+                names: geometry::names(mode, count),
+                first,
+                taken: 0,
+                requests: VecDeque::new(),
+                most: tensors.clamp(1, REQUESTS) as usize,
+            }),
+        };
+        let operation = ArrivingOperation::new(count, Layout::of(load, seed));
+        Ok(Self::over(Targets::Passed { source, acknowledgements, operation }, seed, reduces))
+    }
+
+    fn over(targets: Targets, seed: u64, reduces: bool) -> Self {
+        let (inspector, yield_timer) = (Inspector::new(reduces), YieldTimer::new());
+        Self { targets, inspector, record: Record::default(), seed, yield_timer }
     }
 
     /// Begins a trial.
@@ -250,8 +325,15 @@ impl Sink {
         self.yield_timer = YieldTimer::new();
     }
 
+    /// Ends a trial. What the next one sends is asked for in it.
+    fn end(&mut self) {
+        if let Targets::Passed { source: PassedTensors::Named(named), .. } = &mut self.targets {
+            named.requests.clear();
+        }
+    }
+
     /// Takes tensors, by polling or by futures, until nothing more can arrive.
-    async fn receive_all(&mut self, awaits: bool) -> Result<(), TensorError> {
+    async fn receive_all(&mut self, awaits: bool) -> Result<(), CallError> {
         loop {
             let found = self.take(awaits).await?;
             if awaits {
@@ -269,7 +351,7 @@ impl Sink {
     }
 
     /// Waits for all tensors of the next operation and takes them.
-    pub(crate) async fn recv_operation(&mut self) -> Result<(), TensorError> {
+    pub(crate) async fn recv_operation(&mut self) -> Result<(), CallError> {
         let before = self.record.operations;
         while self.record.operations == before {
             self.take(true).await?;
@@ -279,18 +361,38 @@ impl Sink {
 
     /// Takes the next tensor, if it has arrived, or once it has if this `awaits`. Returns whether there was one. A
     /// dropped future loses nothing.
-    async fn take(&mut self, awaits: bool) -> Result<bool, TensorError> {
+    async fn take(&mut self, awaits: bool) -> Result<bool, CallError> {
         let Self { targets, inspector, record, seed, .. } = self;
         match targets {
             Targets::Slots { slots, operation } => {
                 let Some(arrived) = next(&mut slots[operation.next], awaits).await? else { return Ok(false) };
-                operation.take(arrived, *seed, inspector, record);
+                let (memory, range) = arrived.memory();
+                operation.take(Place::Shared(memory, range), *seed, inspector, record);
             }
             Targets::Batch(BatchSlot { batch, header, region, depth, taken }) => {
                 let Some(arrived) = next(header, awaits).await? else { return Ok(false) };
                 let start = (*taken % *depth) * batch.room;
                 *taken += 1;
                 inspector.check_batch(batch, arrived, region.memory(), start, record);
+            }
+            Targets::Passed { source, acknowledgements, operation } => {
+                // These modes poll.
+                let tensor = loop {
+                    match source.next()? {
+                        None if awaits => tokio::task::yield_now().await,
+                        None => {
+                            // Takes completions of the link, over which nothing else is waited for.
+                            acknowledgements.pending()?;
+                            return Ok(false);
+                        }
+                        Some(tensor) => break tensor,
+                    }
+                };
+                let is_last = operation.take(Place::Own(tensor.bytes()?), *seed, inspector, record);
+                drop(tensor);
+                if is_last {
+                    acknowledgements.send_bytes(&[0; geometry::ACKNOWLEDGEMENT as usize]).await?;
+                }
             }
         }
         Ok(true)
@@ -301,30 +403,91 @@ async fn next(slot: &mut StaticReceiver, awaits: bool) -> Result<Option<Arrived<
     if awaits { slot.recv().await.map(Some) } else { slot.try_recv() }
 }
 
-impl SlotOperation {
-    fn new(lengths: Arc<[u64]>) -> Self {
-        let seeds = vec![0; lengths.len()];
-        Self { lengths, next: 0, identity: None, found: None, seeds }
+impl PassedTensors {
+    /// Takes the next tensor if it is here.
+    fn next(&mut self) -> Result<Option<Tensor>, CallError> {
+        match self {
+            Self::Dynamic(slot) => match slot.try_recv() {
+                // The queue has no room for the read yet.
+                Err(error) if error.kind() == TensorErrorKind::Busy => Ok(None),
+                taken => Ok(taken?),
+            },
+            Self::Named(named) => named.next(),
+        }
+    }
+}
+
+impl NamedTensors {
+    fn next(&mut self) -> Result<Option<Tensor>, CallError> {
+        let Self { channels, names, first, taken, requests, most } = self;
+        while requests.len() < *most {
+            let (number, count) = (*taken + requests.len() as u64, names.len() as u64);
+            let (name, step) = (&names[(number % count) as usize], *first + number / count);
+            requests.push_back(channels[0].request(name, step));
+        }
+        channels.iter().for_each(Channel::poll);
+        let Some(request) = requests.front_mut() else { return Ok(None) };
+        let Poll::Ready(reply) = Pin::new(request).poll(&mut Context::from_waker(Waker::noop())) else {
+            return Ok(None);
+        };
+        requests.pop_front();
+        *taken += 1;
+        match reply? {
+            NamedReply::Tensor(tensor) => Ok(Some(tensor)),
+            NamedReply::Dead => Err(CallError::Unprepared),
+        }
+    }
+}
+
+impl ArrivingOperation {
+    fn new(count: usize, layout: Layout) -> Self {
+        Self { count, next: 0, identity: None, found: None, seeds: BufferSeeds::new(layout) }
     }
 
-    /// Checks the tensor that has arrived in the next slot, and releases the slot.
-    fn take(&mut self, arrived: Arrived<'_>, seed: u64, inspector: &mut Inspector, record: &mut Record) {
-        let Self { lengths, next, identity, found, seeds } = self;
-        if *next == 0 {
-            *identity = inspector.identify(&arrived, seed);
-            *found = None;
-            let first = identity.unwrap_or(seed);
-            seeds.iter_mut().zip(seeds_in_order(first, lengths)).for_each(|(to, seed)| *to = seed);
+    /// Checks the tensor that has arrived next, in `place`. Returns whether it is the last of the operation.
+    fn take(&mut self, place: Place<'_>, seed: u64, inspector: &mut Inspector, record: &mut Record) -> bool {
+        if self.next == 0 {
+            let seed = seed.wrapping_add(self.seeds.origin());
+            (self.identity, self.found) = (place.identify(seed), None);
+            self.seeds.begin(self.identity.unwrap_or(seed));
         }
-        let (memory, range) = arrived.memory();
-        let reduced = inspector.check(memory, range, seeds[*next], *next as u64, record);
-        *found = both(*found, reduced);
-        drop(arrived);
-        *next += 1;
-        if *next == lengths.len() {
-            *next = 0;
-            record.add(*identity, *found);
+        let seed = self.seeds.next(place.len() as u64);
+        let reduced = inspector.check(place, seed, self.next as u64, record);
+        self.found = both(self.found, reduced);
+        self.next = (self.next + 1) % self.count.max(1);
+        if self.next == 0 {
+            record.add(self.identity, self.found);
         }
+        self.next == 0
+    }
+}
+
+/// Memory that a buffer has arrived in.
+#[derive(Debug)]
+pub(crate) enum Place<'a> {
+    /// Peers may write there, so the bytes are read by copying.
+    Shared(&'a SharedRegion, Range<usize>),
+    /// This process has it alone.
+    Own(&'a [u8]),
+}
+
+impl Place<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Shared(_, range) => range.len(),
+            Self::Own(bytes) => bytes.len(),
+        }
+    }
+
+    /// Returns the seed of the operation that begins with the buffer.
+    fn identify(&self, seed: u64) -> Option<u64> {
+        let mut start = [0; 8];
+        let start = &mut start[..self.len().min(8)];
+        match self {
+            Self::Shared(memory, range) => memory.copy_out(range.start, start).ok()?,
+            Self::Own(bytes) => start.copy_from_slice(&bytes[..start.len()]),
+        }
+        identify(seed, start)
     }
 }
 
@@ -352,35 +515,30 @@ impl Inspector {
         Self { every_byte: false, reduces, draws: 0, scratch: Box::new(Scratch([0; SCRATCH])) }
     }
 
-    /// Returns the seed of the operation that begins with the arrived tensor.
-    pub(crate) fn identify(&self, arrived: &Arrived<'_>, seed: u64) -> Option<u64> {
-        let (memory, range) = arrived.memory();
-        let mut start = [0; 8];
-        let start = &mut start[..range.len().min(8)];
-        memory.copy_out(range.start, start).ok()?;
-        identify(seed, start)
-    }
-
     /// Checks a buffer, and consumes it if the settings say so.
-    pub(crate) fn check(
-        &mut self,
-        memory: &SharedRegion,
-        range: Range<usize>,
-        seed: u64,
-        index: u64,
-        record: &mut Record,
-    ) -> Option<Reduced> {
+    fn check(&mut self, place: Place<'_>, seed: u64, index: u64, record: &mut Record) -> Option<Reduced> {
         self.draws += 1;
         // Consuming a buffer reads all of it anyway.
         let every_byte = self.every_byte || (!self.reduces && self.draws.is_multiple_of(SHARE));
-        let (wrong, reduced) = match range.len() {
-            0..=SCRATCH => self.check_copy(memory, range, seed, every_byte),
-            _ => self.check_chunks(memory, range, seed, every_byte),
+        let (wrong, reduced) = match place {
+            Place::Own(bytes) => self.check_bytes(bytes, seed, every_byte),
+            Place::Shared(memory, range) => match range.len() {
+                0..=SCRATCH => self.check_copy(memory, range, seed, every_byte),
+                _ => self.check_chunks(memory, range, seed, every_byte),
+            },
         };
         if let Some(offset) = wrong {
             record.wrong(index, offset);
         }
         reduced
+    }
+
+    fn check_bytes(&self, bytes: &[u8], seed: u64, every_byte: bool) -> (Option<u64>, Option<Reduced>) {
+        let wrong = match every_byte {
+            true => check_all(seed, bytes),
+            false => check_stamps(seed, bytes, mix(self.draws)),
+        };
+        (wrong, self.reduces.then(|| reduce(bytes)))
     }
 
     fn check_copy(
@@ -390,19 +548,15 @@ impl Inspector {
         seed: u64,
         every_byte: bool,
     ) -> (Option<u64>, Option<Reduced>) {
-        let bytes = &mut self.scratch.0[..range.len()];
         // Stamps alone are read in place.
         if !every_byte && !self.reduces {
             return (self.stamps(memory, range, seed), None);
         }
-        if memory.copy_out(range.start, bytes).is_err() {
-            return (Some(0), None);
+        let length = range.len();
+        match memory.copy_out(range.start, &mut self.scratch.0[..length]) {
+            Ok(()) => self.check_bytes(&self.scratch.0[..length], seed, every_byte),
+            Err(_) => (Some(0), None),
         }
-        let wrong = match every_byte {
-            true => check_all(seed, bytes),
-            false => check_stamps(seed, bytes, mix(self.draws)),
-        };
-        (wrong, self.reduces.then(|| reduce(bytes)))
     }
 
     fn check_chunks(
@@ -462,7 +616,8 @@ impl Inspector {
         let buffers = batch.offsets(&lengths).zip(&*lengths).zip(batch.seeds(first, &lengths));
         for (index, ((offset, length), seed)) in (0..).zip(buffers) {
             let begin = (start + offset) as usize;
-            let reduced = self.check(memory, begin..begin + *length as usize, seed, index, record);
+            let place = Place::Shared(memory, begin..begin + *length as usize);
+            let reduced = self.check(place, seed, index, record);
             found = both(found, reduced);
         }
         drop(header);

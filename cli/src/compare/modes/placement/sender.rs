@@ -2,10 +2,12 @@
 //! are sent from and the slots and regions that they are sent to; and the caller, which sends one operation,
 //! or a stream of operations, several in flight at once.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Mutex;
 use tonic::transport::Channel as Grpc;
@@ -16,16 +18,17 @@ use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest, ReleaseRequest};
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{
-    BlockCopy, Channel, MemRegion, Memcpy, RdmaDevice, RemoteRegion, StaticSender, Tensor, TensorError,
-    TransferError,
+    BlockCopy, Channel, DynamicSender, MemRegion, Memcpy, NamedOffer, RdmaDevice, RemoteRegion,
+    StaticReceiver, StaticSender, Tensor, TensorError, TensorErrorKind, TransferError,
 };
 
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::{
-    self, Batch, Geometry, MAX_DEPTH, Record, YieldTimer, identify, seeds_in_order,
+    self, Batch, BufferSeeds, Geometry, MAX_DEPTH, Record, YieldTimer, identify, seeds_in_order,
 };
-use crate::compare::operations::{Done, Layout, Operation, Operations, Position, registered_copy};
+use crate::compare::operations::{Done, Layout, Operation, Operations, Position};
+use crate::compare::server::tensor_device;
 use crate::measure::transport::{Rdma, RdmaConnection};
 
 /// Sends the operations of a cell.
@@ -47,6 +50,33 @@ enum Target {
         tensors: Vec<Vec<Tensor>>,
     },
     Batch(Box<BatchSender>),
+    Passed(Box<PassedSender>),
+}
+
+/// Sends operations whose tensors have no place at the receiver beforehand, one tensor after the other.
+#[derive(Debug)]
+struct PassedSender {
+    to: PassedTo,
+    /// The content in registered memory, and the tensors of it that were sent before, by seed and length.
+    content: Content,
+    tensors: HashMap<(u64, usize), Tensor>,
+    /// Tensors for which the dynamic slot has had no room yet.
+    unsent: VecDeque<Tensor>,
+    /// Gets a tensor for each operation that the receiver has consumed.
+    acknowledgements: StaticReceiver,
+    depth: u64,
+    in_flight: u64,
+}
+
+#[derive(Debug)]
+enum PassedTo {
+    Dynamic(DynamicSender),
+    /// Offers by the index of a buffer, and the number of the operation, which comes next.
+    Named {
+        device: RdmaDevice,
+        names: Vec<String>,
+        next: u64,
+    },
 }
 
 /// Sends operations as [`Geometry::Batch`] describes.
@@ -79,10 +109,9 @@ impl TensorSender {
         let (seed, zero_copy) = (content.seed(), mode.sends_in_place());
         let to = match Geometry::of(operations.load, seed) {
             Geometry::Slots(lengths) => {
-                let tensors = match (zero_copy, operations.registered) {
-                    (true, true) => tensors(content, &lengths)?,
-                    (true, false) => tensors(&registered_copy(content)?, &lengths)?,
-                    (false, _) => Vec::new(),
+                let tensors = match zero_copy {
+                    true => tensors(&operations.registered()?, &lengths)?,
+                    false => Vec::new(),
                 };
                 let mut slots = Vec::with_capacity(lengths.len());
                 for (index, length) in lengths.iter().enumerate() {
@@ -118,11 +147,36 @@ impl TensorSender {
         Ok(Self { to, seed, in_place: zero_copy })
     }
 
+    /// Makes the sender of a mode whose tensors have no place at the receiver beforehand. The first operation has the
+    /// number `first`.
+    async fn passed(
+        mode: Mode,
+        (device, channel): (&RdmaDevice, &Channel),
+        operations: &Operations,
+        (depth, first): (u32, u64),
+        acknowledgements: StaticReceiver,
+    ) -> Result<Self, CallError> {
+        let to = match mode {
+            Mode::RdmaDynamic => PassedTo::Dynamic(channel.dynamic_sender(mode.name()).await?),
+            _ => {
+                let names = geometry::names(mode, geometry::buffers(operations.load));
+                PassedTo::Named { device: device.clone(), names, next: first }
+            }
+        };
+        let content = operations.registered()?;
+        // That of the first buffer.
+        let seeds = BufferSeeds::new(Layout::of(operations.load, content.seed()));
+        let seed = content.seed().wrapping_add(seeds.origin());
+        let (tensors, unsent, depth) = (HashMap::new(), VecDeque::new(), depth.into());
+        let passed = PassedSender { to, content, tensors, unsent, acknowledgements, depth, in_flight: 0 };
+        Ok(Self { to: Target::Passed(Box::new(passed)), seed, in_place: true })
+    }
+
     /// Returns the identity that the receiver will find for `operation`.
     pub(crate) fn identity(&self, operation: &Operation) -> Option<u64> {
         let (seed, buffer) = operation.buffers().next()?;
         match &self.to {
-            Target::Slots { .. } => identify(self.seed, &buffer[..buffer.len().min(8)]),
+            Target::Slots { .. } | Target::Passed(_) => identify(self.seed, &buffer[..buffer.len().min(8)]),
             Target::Batch(_) => Some(seed),
         }
     }
@@ -139,6 +193,7 @@ impl TensorSender {
                 Ok(true)
             }
             Target::Batch(batched) => Ok(batched.has_region()? && batched.header.is_ready()?),
+            Target::Passed(passed) => passed.is_ready(),
         }
     }
 
@@ -159,6 +214,7 @@ impl TensorSender {
                 Ok(())
             }
             Target::Batch(batched) => batched.start(operation, self.seed),
+            Target::Passed(passed) => passed.start(operation),
         }
     }
 
@@ -171,6 +227,7 @@ impl TensorSender {
                 batched.has_region()?;
                 Ok(batched.header.pending()?)
             }
+            Target::Passed(passed) => passed.progress().map(|()| passed.in_flight),
         }
     }
 
@@ -190,6 +247,12 @@ impl TensorSender {
                 }
                 batched.header.ready().await?;
             }
+            // These modes poll.
+            Target::Passed(passed) => {
+                while !passed.is_ready()? {
+                    tokio::task::yield_now().await;
+                }
+            }
         }
         Ok(())
     }
@@ -203,7 +266,64 @@ impl TensorSender {
                 None => Ok(()),
             },
             Target::Batch(batched) => Ok(batched.header.flush().await?),
+            Target::Passed(passed) => {
+                while passed.in_flight > 0 {
+                    tokio::task::yield_now().await;
+                    passed.progress()?;
+                }
+                Ok(())
+            }
         }
+    }
+}
+
+impl PassedSender {
+    /// Sends what the slot has room for, and counts the operations that the receiver has acknowledged.
+    fn progress(&mut self) -> Result<(), CallError> {
+        while self.acknowledgements.try_recv()?.is_some() {
+            self.in_flight = self.in_flight.saturating_sub(1);
+        }
+        let PassedTo::Dynamic(sender) = &mut self.to else { return Ok(()) };
+        // Takes completions of the link, over which nothing else is waited for.
+        sender.pending()?;
+        while let Some(tensor) = self.unsent.front() {
+            match sender.try_send(tensor) {
+                Ok(()) => drop(self.unsent.pop_front()),
+                Err(error) if error.kind() == TensorErrorKind::Busy => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_ready(&mut self) -> Result<bool, CallError> {
+        self.progress()?;
+        Ok(self.unsent.is_empty() && self.in_flight < self.depth)
+    }
+
+    fn start(&mut self, operation: &Operation) -> Result<(), CallError> {
+        for (index, (seed, buffer)) in operation.buffers().enumerate() {
+            let tensor = match self.tensors.entry((seed, buffer.len())) {
+                Entry::Occupied(known) => known.get().clone(),
+                Entry::Vacant(new) => {
+                    let bytes = self.content.buffer(seed, buffer.len()).ok_or(CallError::Unprepared)?;
+                    let tensor = Tensor::from_bytes(geometry::spec(bytes.len() as u64)?, bytes)?;
+                    new.insert(tensor).clone()
+                }
+            };
+            match &self.to {
+                PassedTo::Dynamic(_) => self.unsent.push_back(tensor),
+                PassedTo::Named { device, names, next } => {
+                    let name = names.get(index).ok_or(CallError::Unprepared)?;
+                    device.put(name, *next, NamedOffer::Tensor(tensor), 1)?;
+                }
+            }
+        }
+        if let PassedTo::Named { next, .. } = &mut self.to {
+            *next += 1;
+        }
+        self.in_flight += 1;
+        self.progress()
     }
 }
 
@@ -309,16 +429,20 @@ struct SendState {
 }
 
 impl PlacementCaller {
-    /// Opens a channel to the device that listens on `endpoint`. `control` must lead to the same process.
+    /// Opens a channel to the device that listens on `endpoint`. `control` must lead to the same process, which reaches
+    /// this one at `local`.
     pub(crate) async fn connect(
         mode: Mode,
         control: Grpc,
         endpoint: &str,
-        rdma: &Rdma,
+        (rdma, local): (&Rdma, IpAddr),
         reduces: bool,
     ) -> Result<(Self, RdmaConnection), Failure> {
         let failed = |error| Failure::run(format!("can't connect in mode {mode}")).because(error);
-        let device = rdma.tensor_device().build().map_err(failed)?;
+        let device = match mode.is_passed() {
+            true => tensor_device(rdma, local).await?,
+            false => rdma.tensor_device().build().map_err(failed)?,
+        };
         let channel = device.channel(endpoint, 0).await.map_err(failed)?;
         let (provider, name) = channel.device();
         let reason = format!("tensors over {name}, arrivals by {:?}", channel.notification());
@@ -339,13 +463,33 @@ impl PlacementCaller {
             Some(name) => Wanted::Workload(name.to_owned()),
         };
         let depth = inflight.clamp(1, MAX_DEPTH) as u32;
-        let (mode, seed) = (self.mode.name().to_owned(), operations.content.seed());
-        self.control.prepare(PrepareRequest { mode, seed, depth, load: Some(load) }).await?;
-        let sender = {
-            let channel = (&self.device, &self.channel);
-            TensorSender::new(self.mode, self.mode.name(), channel, operations, depth).await?
+        let mut state = self.state.lock().await;
+        // The names of its slots are free then.
+        *state = SendState::default();
+        let (mode, ends) = (self.mode, (&self.device, &self.channel));
+        let mut request = PrepareRequest {
+            mode: mode.name().to_owned(),
+            seed: operations.content.seed(),
+            depth,
+            load: Some(load),
+            ..PrepareRequest::default()
         };
-        *self.state.lock().await = SendState { sender: Some(sender), ..SendState::default() };
+        let sender = if mode.is_passed() {
+            let spec = geometry::spec(geometry::ACKNOWLEDGEMENT)?;
+            let acknowledgements =
+                self.device.static_receiver(&geometry::acknowledgements(mode), &spec, depth)?;
+            request.device = self.device.endpoint();
+            // A number that no earlier operation had: each takes longer than a nanosecond.
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            request.first = now.as_nanos() as u64;
+            let depth_and_first = (depth, request.first);
+            self.control.prepare(request).await?;
+            TensorSender::passed(mode, ends, operations, depth_and_first, acknowledgements).await?
+        } else {
+            self.control.prepare(request).await?;
+            TensorSender::new(mode, mode.name(), ends, operations, depth).await?
+        };
+        state.sender = Some(sender);
         Ok(())
     }
 

@@ -19,6 +19,7 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Discrepancy;
 use crate::compare::modes::placement::{PlacementCaller, PlacementService};
 use crate::compare::operations::{Operation, Operations, Position};
+use crate::compare::plan::Cell;
 use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{LOCALHOST, Rdma, tcp_listener};
 use crate::workload::{Mix, Model, Workload};
@@ -37,7 +38,8 @@ async fn serve() -> (Rdma, tonic::transport::Channel, String) {
 
 async fn caller(mode: Mode) -> PlacementCaller {
     let (rdma, control, endpoint) = serve().await;
-    let (caller, verdict) = PlacementCaller::connect(mode, control, &endpoint, &rdma, true).await.unwrap();
+    let (caller, verdict) =
+        PlacementCaller::connect(mode, control, &endpoint, (&rdma, LOCALHOST), true).await.unwrap();
     assert_eq!(verdict.provider, "soft");
     caller
 }
@@ -52,7 +54,7 @@ async fn trial(caller: &mut PlacementCaller, operation: &Operation, check: Check
 
 #[tokio::test]
 async fn operations_arrive_unchanged_for_every_load() {
-    for mode in [Mode::RdmaCp, Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
+    for mode in Mode::all().iter().copied().filter(|mode| mode.carries_tensors()) {
         let mut caller = caller(mode).await;
         for load in [
             Workload::Size(1),
@@ -62,11 +64,15 @@ async fn operations_arrive_unchanged_for_every_load() {
             Workload::Model(Model::Gru),
             Workload::Blocks,
         ] {
+            if (Cell { load, inflight: 1, rate: None }).beyond(mode).is_some() {
+                continue;
+            }
             let operations = Operations::new(load, 9, true).unwrap();
             caller.prepare(&operations, 3).await.unwrap();
             for number in 0..5 {
                 for check in [Check::All, Check::Stamps] {
-                    trial(&mut caller, &operations.take(number), check).await.unwrap();
+                    let ended = trial(&mut caller, &operations.take(number), check).await;
+                    assert!(ended.is_ok(), "{mode}, {load}, operation {number}: {ended:?}");
                 }
             }
             caller.release().await;
@@ -104,7 +110,7 @@ async fn wrong_content_another_operation_and_a_wrong_maximum_are_found() {
 #[tokio::test]
 async fn a_torn_middle_is_found_in_every_operation() {
     let operations = Operations::new(Workload::Size(1 << 20), 3, true).unwrap().torn(500_032..500_096);
-    for mode in [Mode::RdmaCp, Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
+    for mode in Mode::all().iter().copied().filter(|mode| mode.carries_tensors()) {
         let mut caller = caller(mode).await;
         caller.prepare(&operations, 1).await.unwrap();
         for number in 0..4 {
@@ -136,14 +142,25 @@ async fn unprepared_and_invalid_requests_are_errors() {
         (mode(), Some(Wanted::Bytes(64)), 1 << 20, Code::Internal),
         (mode(), Some(Wanted::Bytes(u64::MAX)), 1, Code::Internal),
     ] {
-        let request = PrepareRequest { mode, load: load.clone(), seed: 1, depth };
+        let request =
+            PrepareRequest { mode, load: load.clone(), seed: 1, depth, ..PrepareRequest::default() };
         let refusal = control.prepare(request).await.unwrap_err();
         assert_eq!(refusal.code(), code, "{load:?}: {refusal}");
     }
     let begin = |every_byte| BeginRequest { mode: mode(), every_byte };
     assert_eq!(control.begin(begin(true)).await.unwrap_err().code(), Code::FailedPrecondition);
     let load = Some(Wanted::Bytes(64));
-    control.prepare(PrepareRequest { mode: mode(), load, seed: 1, depth: 1 }).await.unwrap();
+    let request = PrepareRequest { mode: mode(), load, seed: 1, depth: 1, ..PrepareRequest::default() };
+    control.prepare(request.clone()).await.unwrap();
+    for device in ["", "nowhere", "127.0.0.2:7"] {
+        let request =
+            PrepareRequest { mode: Mode::RdmaNamed.name().into(), device: device.into(), ..request.clone() };
+        let refusal = control.prepare(request).await.unwrap_err();
+        assert!(
+            refusal.code() == Code::InvalidArgument && refusal.message().contains("caller's address"),
+            "{refusal}"
+        );
+    }
     assert_eq!(control.end(EndRequest { mode: mode() }).await.unwrap_err().code(), Code::Aborted);
     control.begin(begin(true)).await.unwrap();
     assert_eq!(control.begin(begin(true)).await.unwrap_err().code(), Code::Aborted);
@@ -153,7 +170,7 @@ async fn unprepared_and_invalid_requests_are_errors() {
 #[tokio::test]
 async fn a_trial_that_is_given_up_does_not_affect_the_next() {
     let operations = Operations::new(Workload::Size(64), 3, true).unwrap();
-    for mode in [Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
+    for mode in [Mode::RdmaZerocp, Mode::RdmaZerocpAwait, Mode::RdmaDynamic, Mode::RdmaNamed] {
         let mut sender = caller(mode).await;
         sender.prepare(&operations, 1).await.unwrap();
         // No trial was begun, so no task polls the slots. Then the slots are released.
