@@ -166,6 +166,7 @@ impl<'a, V: Value> Run<'a, V> {
         while self.flights.flights.len() < self.executor.settings.window && !self.steps.is_empty() {
             let step = self.steps.start;
             self.steps.start += 1;
+            self.executor.transfers.recycle();
             let (nodes, receives) = self.flights.admit(&self.executor.plan, step, self.began.elapsed());
             for receive in receives {
                 self.due(receive);
@@ -304,9 +305,6 @@ impl<'a, V: Value> Run<'a, V> {
     fn run_node(&mut self, step: u64, node: usize) -> Result<(), GraphError> {
         self.report.ran += 1;
         self.report.ran_while_outstanding += u64::from(self.missing.contains(&true));
-        if !self.executor.plan.nodes[node].sends.is_empty() {
-            self.executor.transfers.recycle();
-        }
         if self.work == Work::Replay {
             self.replay_sends(step, node)?;
             return self.give(step, node, Vec::new());

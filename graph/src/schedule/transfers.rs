@@ -101,8 +101,8 @@ pub(crate) trait Transport<V>: Send {
         None
     }
 
-    /// Gives the memory of tensors back whose sends need it no more. The executor calls it before it runs a
-    /// node whose outputs are sent, because the node allocates.
+    /// Gives the memory of tensors back whose sends need it no more. The executor calls it before a step
+    /// begins, because the nodes of the step allocate.
     fn recycle(&mut self) {}
 
     /// Begins to send a tensor of this part to the part [`Crossing::to`](crate::placement::Crossing::to).
