@@ -16,7 +16,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::error::GraphError;
-use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
+use tonic_rdma_tensor::{Dtype, MemRegion, Shape, Tensor, TensorSpec};
+use tonic_rdma_verbs::unstable::RegionPool;
 
 /// The length of a dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -125,6 +126,31 @@ pub trait Value: Clone + Send + Debug + 'static {
         spec: &TensorSpec,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), KernelError>,
     ) -> Result<Self, KernelError>;
+
+    /// Makes a tensor of `spec` in memory of `pool`, into which a device puts the content. Returns `None`,
+    /// the default, if the engine has no way to do that. Then the content is copied to
+    /// [`filled`](Self::filled).
+    ///
+    /// # Errors
+    /// The engine has no tensor of this type, or there is no memory.
+    fn hosted(spec: &TensorSpec, pool: &RegionPool) -> Result<Option<Hosted<Self>>, KernelError> {
+        let _ = (spec, pool);
+        Ok(None)
+    }
+}
+
+/// A tensor of an engine whose content is still to come.
+pub struct Hosted<V> {
+    /// The memory of the tensor, as long as its content.
+    pub memory: MemRegion,
+    /// Makes the tensor of the memory, which has its content.
+    pub finish: Box<dyn FnOnce(MemRegion) -> Result<V, KernelError> + Send>,
+}
+
+impl<V> Debug for Hosted<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hosted").field("memory", &self.memory).finish_non_exhaustive()
+    }
 }
 
 /// The computation of a node.
@@ -196,7 +222,7 @@ pub struct Node {
     /// An estimate of the work of a step, in multiply-adds.
     pub work: u64,
     /// Whether all consumers of the outputs must be in the part of this node, because the outputs can't
-    /// cross. Such an output may be in a form that is private to the engine.
+    /// cross. Such an output is strings, or in a form that is private to the engine.
     pub stays: bool,
 }
 

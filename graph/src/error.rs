@@ -146,8 +146,8 @@ pub(crate) enum Problem {
     #[error("the partition is wrong: {0}")]
     Partition(String),
     #[error(
-        "node {producer} is in part {from}, and its consumer {consumer} in part {to}: the output can't cross, because it is in a \
-         form that is private to the engine; put both nodes into one part"
+        "node {producer} is in part {from}, and its consumer {consumer} in part {to}: the output can't cross, because it is \
+         strings, or in a form that is private to the engine; put both nodes into one part"
     )]
     Stays { producer: String, from: usize, consumer: String, to: usize },
     #[error(

@@ -23,6 +23,8 @@ pub(crate) struct RegionCache {
     received: RegionPool,
     /// What peers may read.
     readable: RegionPool,
+    /// What comes from peers into memory of an engine, which may send it on from there.
+    pub(crate) hosted: RegionPool,
     keepers: Mutex<Vec<Weak<dyn Keeper>>>,
     ticks: AtomicU32,
 }
@@ -45,8 +47,9 @@ impl RegionCache {
 
     pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Self> {
         let pool = || RegionPool::new(Arc::clone(budget));
-        let (received, readable, ticks) = (pool(), pool(), AtomicU32::new(0));
-        Arc::new(Self { budget: Arc::clone(budget), received, readable, keepers: Mutex::default(), ticks })
+        let (received, readable, hosted) = (pool(), pool(), pool());
+        let (budget, ticks) = (Arc::clone(budget), AtomicU32::new(0));
+        Arc::new(Self { budget, received, readable, hosted, keepers: Mutex::default(), ticks })
     }
 
     /// Adds a keeper, until it is dropped.
@@ -68,6 +71,17 @@ impl RegionCache {
         let mut copy = self.obtain(|| self.readable.take(bytes.len().max(1)))?;
         copy[..bytes.len()].copy_from_slice(bytes);
         Ok(copy)
+    }
+
+    /// Maps memory ahead for regions of exactly these lengths that peers write and do not read.
+    pub(crate) fn preallocate_sinks(&self, lengths: &[usize]) -> Result<(), TensorError> {
+        self.obtain(|| self.received.preallocate(lengths))
+    }
+
+    /// Returns the bytes that were mapped ahead, and those of them that were in use at least once.
+    pub(crate) fn preallocated_sinks(&self) -> (u64, u64) {
+        let statistics = self.received.statistics();
+        (statistics.preallocated, statistics.preallocated_used)
     }
 
     /// Returns a region of `length` bytes, zeroed, that peers write and do not read.
@@ -105,6 +119,7 @@ impl RegionCache {
         let region = region.or_else(|_| {
             self.received.trim();
             self.readable.trim();
+            self.hosted.trim();
             self.keepers().iter().for_each(|keeper| keeper.trim());
             take()
         });
@@ -122,6 +137,7 @@ impl RegionCache {
         if ticks.is_multiple_of(Self::PERIOD) {
             self.received.end_period();
             self.readable.end_period();
+            self.hosted.end_period();
             self.keepers().iter().for_each(|keeper| keeper.end_period());
         }
     }

@@ -10,14 +10,83 @@ use crate::device::RdmaDevice;
 use crate::device::state::Group;
 use crate::error::TensorError;
 use crate::regions::ExportedRegion;
+use crate::slots::dynamic_slot::{ANNOUNCEMENT, DynamicReceiver};
+use crate::slots::slot::Layout;
 use crate::slots::static_slot::StaticSender;
-use crate::types::Tensor;
+use crate::types::{Metadata, Tensor, TensorSpec};
+use tonic_rdma_verbs::memory::{MemRegion, Pool};
+use tonic_rdma_verbs::unstable::RegionPool;
 use tonic_rdma_verbs::unstable::lock;
 
 /// Lets only the ranks of a group open links to `device` from now on: peers that know the group's `name`.
 /// Without a name, because the ranks have not met yet, no peer does.
 pub fn admit_only_ranks(device: &RdmaDevice, name: Option<[u8; 16]>) {
     *lock(&device.shared.group) = name.map_or(Group::Joining, Group::Named);
+}
+
+/// Maps memory ahead, in one piece, for the slots of `device` that will have these lengths, as [`slot_bytes`]
+/// gives them. Other slots get memory of their own.
+///
+/// # Errors
+/// The budget for registered memory is used up, or the system can't map the memory.
+pub fn preallocate_slots(
+    device: &RdmaDevice,
+    lengths: impl IntoIterator<Item = u64>,
+) -> Result<(), TensorError> {
+    let lengths = lengths.into_iter().map(usize::try_from).collect::<Result<Vec<usize>, _>>();
+    device.shared.region_cache.preallocate_sinks(&lengths.map_err(TensorError::local)?)
+}
+
+/// Returns the bytes that [`preallocate_slots`] has mapped, and those of them that slots were in.
+pub fn preallocated_slots(device: &RdmaDevice) -> (u64, u64) {
+    device.shared.region_cache.preallocated_sinks()
+}
+
+/// Returns the registered memory of a slot with `depth` buffers, in bytes: a static one for tensors of
+/// `spec`, and without it a dynamic one. `None` if such tensors have no fixed length.
+///
+/// ```
+/// use tonic_rdma_tensor::unstable::slot_bytes;
+/// use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
+///
+/// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[1000])?)?;
+/// assert_eq!(slot_bytes(Some(&spec), 2), Some(8064)); // each with a word behind it, on cache lines of its own
+/// assert!(slot_bytes(None, 2) < Some(512));
+/// # Ok::<(), tonic_rdma_tensor::TensorError>(())
+/// ```
+pub fn slot_bytes(spec: Option<&TensorSpec>, depth: u32) -> Option<u64> {
+    let payload = spec.map_or(Some(ANNOUNCEMENT as u64), TensorSpec::bytes)?;
+    let layout = Layout::new(usize::try_from(payload).ok()?, depth)?;
+    Some(Pool::preallocated_bytes(layout.bytes()))
+}
+
+/// Returns the pool of `device` for tensors of an engine into which a receiver reads.
+pub fn hosting_pool(device: &RdmaDevice) -> &RegionPool {
+    &device.shared.region_cache.hosted
+}
+
+/// Takes the next tensor as [`DynamicReceiver::try_recv`] does, in the memory into which it was read.
+/// `memory` gives memory for a tensor that is about to be read, of [`Metadata::bytes`] bytes. If it gives
+/// none, or memory of another length, the receiver takes its own. Returns also how many tensors are being
+/// read, or have been read and are not taken.
+///
+/// # Errors
+/// Those of [`DynamicReceiver::try_recv`].
+pub fn try_recv_into(
+    receiver: &mut DynamicReceiver,
+    memory: &mut dyn FnMut(&Metadata) -> Option<MemRegion>,
+) -> (Result<Option<(Metadata, MemRegion)>, TensorError>, usize) {
+    let taken = receiver.try_recv_into(memory);
+    (taken, receiver.reads())
+}
+
+/// Waits until the next tensor is announced or, if it is being read, has been read. Unlike
+/// [`DynamicReceiver::arrived`] this begins no read, because [`try_recv_into`] gives the memory for it.
+///
+/// # Errors
+/// The sender is lost.
+pub async fn announced(receiver: &mut DynamicReceiver) -> Result<(), TensorError> {
+    receiver.stirs().await
 }
 
 /// Returns the part of the error's reason that the peer said, or how the link to it was lost.

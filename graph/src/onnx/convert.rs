@@ -1,6 +1,6 @@
 //! From the engine's graph to a topology and kernels, and the tensors of the engine.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -9,11 +9,13 @@ use tract_onnx::prelude as tract;
 use tract_onnx::prelude::*;
 use tract_onnx::tract_core::internal::{SymbolScope, SymbolValues, TractErrorContext as _, bail, solve_for};
 use tract_onnx::tract_core::ops::Cost;
+use tract_onnx::tract_core::ops::array::Slice;
 use tract_onnx::tract_core::ops::konst::Const;
 use tract_onnx::tract_core::plan::{SessionState, eval};
 
-use crate::dataflow::{self, Dim, Kernel, KernelError, NodeId, Outlet, Role, Topology, Value};
+use crate::dataflow::{self, Dim, Hosted, Kernel, KernelError, NodeId, Outlet, Role, Topology, Value};
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
+use tonic_rdma_verbs::unstable::{HostedTensor, RegionPool};
 
 /// Makes the topology of the engine's graph, and returns it with the engine's number of each node.
 ///
@@ -21,7 +23,13 @@ use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 /// inputs, first input first. So it does not depend on the numbers of the engine, which numbers nodes as its
 /// optimiser made them.
 pub(super) fn convert(model: &TypedModel) -> TractResult<(Topology, Vec<usize>)> {
-    let order = order(model)?;
+    let sources = sources(model);
+    let inputs: Vec<Vec<OutletId>> = model
+        .nodes
+        .iter()
+        .map(|node| node.inputs.iter().copied().chain(needs(model, &sources, node)).collect())
+        .collect();
+    let order = order(model, &inputs);
     let mut topology = Topology::new();
     let mut ids = HashMap::new();
     let mut names = BTreeSet::new();
@@ -34,17 +42,15 @@ pub(super) fn convert(model: &TypedModel) -> TractResult<(Topology, Vec<usize>)>
             }
             name = format!("{}#{copy}", node.name);
         }
-        let inputs = node
-            .inputs
-            .iter()
-            .chain(&needs(model, *number))
-            .map(|input| outlet(&ids, *input))
-            .collect::<TractResult<_>>()?;
+        let inputs: Vec<Outlet> =
+            inputs[*number].iter().map(|input| outlet(&ids, *input)).collect::<TractResult<_>>()?;
         let role = match () {
             () if model.inputs.iter().any(|input| input.node == *number) => Role::Input,
-            () if node.op_is::<Const>() => Role::Constant,
+            // A result with the lengths of an input is no constant for those that use it.
+            () if node.op_is::<Const>() && inputs.is_empty() => Role::Constant,
             () => Role::Compute,
         };
+        let crosses = |datum| dtype(datum).is_some_and(|dtype| dtype.size().is_some());
         let id = topology.add(dataflow::Node {
             name,
             kind: node.op().name().into_owned(),
@@ -52,7 +58,7 @@ pub(super) fn convert(model: &TypedModel) -> TractResult<(Topology, Vec<usize>)>
             inputs,
             outputs: node.outputs.iter().map(|output| fact(&output.fact)).collect(),
             work: if role == Role::Compute { work(model, node) } else { 0 },
-            stays: node.outputs.iter().any(|output| dtype(output.fact.datum_type).is_none()),
+            stays: node.outputs.iter().any(|output| !crosses(output.fact.datum_type)),
         })?;
         ids.insert(*number, id);
     }
@@ -62,44 +68,69 @@ pub(super) fn convert(model: &TypedModel) -> TractResult<(Topology, Vec<usize>)>
     Ok((topology, order))
 }
 
-/// Returns outputs of other nodes that a node needs besides its inputs: they determine symbols in its outputs
-/// that its inputs do not determine. Such a node is, for example, one that repeats a constant once for each
-/// picture of a batch.
-pub(super) fn needs(model: &TypedModel, number: usize) -> Vec<OutletId> {
-    let node = &model.nodes[number];
-    if node.op_is::<Const>()
-        || node.inputs.is_empty() && model.inputs.iter().any(|input| input.node == number)
-    {
+/// Returns the output that tells the value of each symbol: an input of the model, or the result of a node
+/// whose length the data determine.
+fn sources(model: &TypedModel) -> BTreeMap<String, OutletId> {
+    let by_data = model.nodes.iter().filter(|node| {
+        let ops = ["NonZero", "NonMaxSuppression", "Topk", "Range", "DynSlice", "DynTile"];
+        ops.contains(&&*node.op().name())
+    });
+    let outlets = by_data.flat_map(|node| (0..node.outputs.len()).map(|slot| OutletId::new(node.id, slot)));
+    let mut sources = BTreeMap::new();
+    for outlet in model.inputs.iter().copied().chain(outlets) {
+        for symbol in model.outlet_fact(outlet).map(determines).unwrap_or_default() {
+            sources.entry(symbol).or_insert(outlet);
+        }
+    }
+    sources
+}
+
+/// Returns outputs of other nodes that a node needs besides its inputs: they determine symbols that its inputs
+/// do not determine. Such a node is, for example, one that repeats a constant once for each picture of a
+/// batch.
+fn needs(model: &TypedModel, sources: &BTreeMap<String, OutletId>, node: &TypedNode) -> Vec<OutletId> {
+    if model.inputs.iter().any(|input| input.node == node.id) {
         return Vec::new();
     }
-    let inputs = node.inputs.iter().filter_map(|input| model.outlet_fact(*input).ok());
     let mut wanted = BTreeSet::new();
     let mut given = BTreeSet::new();
-    for fact in inputs {
-        given.extend(determines(fact));
-        if fact.datum_type == TDim::datum_type() {
-            // Its elements are expressions.
-            wanted.extend(
-                model.inputs.iter().filter_map(|input| model.outlet_fact(*input).ok()).flat_map(symbols),
-            );
+    match node.op_as::<Const>() {
+        // Other nodes ask for the symbols of a constant themselves.
+        Some(constant) if model.outputs.iter().any(|result| result.node == node.id) => {
+            wanted.extend(elements(constant));
         }
-        wanted.extend(symbols(fact));
+        Some(_) => {}
+        None => wanted.extend(node.outputs.iter().flat_map(|output| symbols(output.fact.shape.iter()))),
     }
-    wanted.extend(node.outputs.iter().flat_map(|output| symbols(&output.fact)));
-    let mut more = Vec::new();
-    for input in &model.inputs {
+    for input in &node.inputs {
         let Ok(fact) = model.outlet_fact(*input) else { continue };
-        let helps = determines(fact);
-        if helps.iter().any(|symbol| wanted.contains(symbol) && !given.contains(symbol)) {
-            given.extend(helps);
-            more.push(*input);
+        given.extend(determines(fact));
+        wanted.extend(symbols(fact.shape.iter()));
+        wanted.extend(model.nodes[input.node].op_as::<Const>().into_iter().flat_map(elements));
+    }
+    if let Some(slice) = node.op_as::<Slice>() {
+        wanted.extend(symbols([&slice.start, &slice.end].into_iter()));
+    }
+    let mut more = Vec::new();
+    for symbol in wanted {
+        if given.contains(&symbol) {
+            continue;
+        }
+        if let Some(source) = sources.get(&symbol).filter(|source| source.node != node.id) {
+            given.extend(model.outlet_fact(*source).map(determines).unwrap_or_default());
+            more.push(*source);
         }
     }
     more
 }
 
-fn symbols(fact: &TypedFact) -> Vec<String> {
-    fact.shape.iter().flat_map(|dim| dim.symbols()).map(|symbol| symbol.to_string()).collect()
+/// Returns the symbols in the elements of a constant.
+fn elements(constant: &Const) -> Vec<String> {
+    constant.val().as_slice::<TDim>().map(|dims| symbols(dims.iter())).unwrap_or_default()
+}
+
+fn symbols<'a>(dims: impl Iterator<Item = &'a TDim>) -> Vec<String> {
+    dims.flat_map(|dim| dim.symbols()).map(|symbol| symbol.to_string()).collect()
 }
 
 /// Returns the symbols that the shape of a tensor determines.
@@ -114,8 +145,8 @@ fn determines(fact: &TypedFact) -> Vec<String> {
     determined.collect()
 }
 
-/// Returns the nodes that results need, and all inputs of the model, each node after its inputs.
-fn order(model: &TypedModel) -> TractResult<Vec<usize>> {
+/// Returns the nodes that results need, and all inputs of the model, each node after its `inputs`.
+fn order(model: &TypedModel, inputs: &[Vec<OutletId>]) -> Vec<usize> {
     let mut order: Vec<usize> = Vec::new();
     let mut seen = vec![false; model.nodes.len()];
     for input in &model.inputs {
@@ -131,7 +162,7 @@ fn order(model: &TypedModel) -> TractResult<Vec<usize>> {
             if next == 0 && std::mem::replace(&mut seen[node], true) {
                 continue;
             }
-            match model.nodes[node].inputs.get(next) {
+            match inputs[node].get(next) {
                 Some(input) => {
                     way.push((node, next + 1));
                     if !seen[input.node] {
@@ -142,7 +173,7 @@ fn order(model: &TypedModel) -> TractResult<Vec<usize>> {
             }
         }
     }
-    Ok(order)
+    order
 }
 
 fn outlet(ids: &HashMap<usize, NodeId>, outlet: OutletId) -> TractResult<Outlet> {
@@ -181,21 +212,21 @@ fn work(model: &TypedModel, node: &TypedNode) -> u64 {
     counted.map(|(_, count)| one(count)).fold(written, u64::saturating_add)
 }
 
-/// Returns the kernel of a node of the engine's graph.
-pub(super) fn kernel(model: &TypedModel, number: usize) -> Box<dyn Kernel<ModelValue>> {
-    let node = &model.nodes[number];
-    let facts = node
-        .inputs
-        .iter()
-        .chain(&needs(model, number))
-        .map(|input| fact_without_value(model, *input))
-        .collect();
-    let mut node = node.clone();
+/// Returns the kernel of a node of the engine's graph. `inputs` are those of the node, and those that determine
+/// symbols.
+pub(super) fn kernel(
+    model: &TypedModel,
+    number: usize,
+    inputs: impl Iterator<Item = OutletId>,
+) -> Box<dyn Kernel<ModelValue>> {
+    let facts = inputs.map(|input| fact_without_value(model, input)).collect();
+    let mut node = model.nodes[number].clone();
     // The facts of the outputs may hold constants of the model.
     for output in &mut node.outputs {
         output.fact = output.fact.without_value();
     }
-    Box::new(NodeKernel { facts, own: node.inputs.len(), node, _symbols: model.symbols.clone() })
+    let (own, least) = (node.inputs.len(), least(model, &node));
+    Box::new(NodeKernel { facts, own, least, node, _symbols: model.symbols.clone() })
 }
 
 struct NodeKernel {
@@ -203,6 +234,8 @@ struct NodeKernel {
     facts: Vec<TypedFact>,
     /// The number of inputs that the node computes with. The inputs after these determine symbols.
     own: usize,
+    /// The least length of a dimension.
+    least: i64,
     /// Keeps the names of the symbols alive, because the symbols in `facts` do not.
     _symbols: SymbolScope,
 }
@@ -212,38 +245,40 @@ impl Kernel<ModelValue> for NodeKernel {
         if inputs.len() != self.facts.len() {
             return Err(format!("{} inputs came, the node has {}", inputs.len(), self.facts.len()).into());
         }
+        let mut inputs: TVec<TValue> = inputs
+            .into_iter()
+            .zip(&self.facts)
+            .map(|(input, fact)| input.into_engine(fact.datum_type))
+            .collect::<TractResult<_>>()?;
         // The state of a node lasts for one step only, as in the engine's own executor. So steps can't
         // disturb one another.
         let mut session = SessionState::default();
         resolve(&mut session.resolved_symbols, &self.facts, &inputs)?;
         for (index, (fact, input)) in self.facts.iter().zip(&inputs).enumerate() {
-            if !fact.matches(input.tensor(), Some(&session.resolved_symbols))? {
-                let tensor = input.tensor();
-                return Err(format!("input {index} is {:?}, the node needs {fact:?}", tensor.shape()).into());
+            if !fact.matches(input, Some(&session.resolved_symbols))? {
+                return Err(format!("input {index} is {:?}, the node needs {fact:?}", input.shape()).into());
             }
         }
-        lengths(&session.resolved_symbols, &self.node)?;
-        let inputs: TVec<TValue> = inputs.into_iter().take(self.own).map(ModelValue::into_engine).collect();
+        lengths(&session.resolved_symbols, &self.node, self.least)?;
+        // What the node does not compute with has no other owner than the rest of the graph.
+        inputs.truncate(self.own);
         let node = &self.node;
         let outputs = guarded(|| {
             let op = node.op();
             let mut state = if op.is_stateless() { None } else { op.state(&mut session, node.id)? };
             eval(&mut session, state.as_deref_mut(), node, inputs)
         })?;
-        Ok(outputs.into_iter().map(ModelValue::from_engine).collect())
+        let symbols = &session.resolved_symbols;
+        Ok(outputs.into_iter().map(|output| ModelValue::from_engine(output, symbols)).collect())
     }
 }
 
 /// Finds the lengths of symbolic dimensions in the shapes of the inputs.
-fn resolve(
-    symbols: &mut SymbolValues,
-    facts: &[TypedFact],
-    inputs: &[ModelValue],
-) -> Result<(), KernelError> {
+fn resolve(symbols: &mut SymbolValues, facts: &[TypedFact], inputs: &[TValue]) -> TractResult<()> {
     // A symbol that one dimension determines may be needed by the dimension before it.
     for _ in 0..2 {
         for (fact, input) in facts.iter().zip(inputs) {
-            for (expression, length) in fact.shape.iter().zip(input.tensor().shape()) {
+            for (expression, length) in fact.shape.iter().zip(input.shape()) {
                 let open = expression.eval(symbols);
                 let mut unknown = open.symbols().into_iter();
                 let (Some(symbol), None) = (unknown.next(), unknown.next()) else { continue };
@@ -256,19 +291,34 @@ fn resolve(
     Ok(())
 }
 
-/// Checks the shapes of a node's outputs. The engine does not: where a picture is smaller than the filter, it
-/// computes with addresses outside the picture.
-pub(super) fn lengths(symbols: &SymbolValues, node: &TypedNode) -> TractResult<()> {
+/// Returns the least length of a dimension of a node's outputs: 0, or 1 if the node reads pictures by a filter.
+/// Where a picture is smaller than the filter, the engine computes with addresses outside the picture.
+pub(super) fn least(model: &TypedModel, node: &TypedNode) -> i64 {
+    let ops = [
+        "Conv",
+        "Deconv",
+        "DeconvSum",
+        "DepthWiseConv",
+        "Im2col",
+        "LazyIm2col",
+        "MaxPool",
+        "OptMaxPool",
+        "OptSumPool",
+        "SumPool",
+    ];
+    let reads = |node: &TypedNode| ops.contains(&&*node.op().name());
+    // Im2col only arranges the picture for the product that follows.
+    let arranges = |input: &OutletId| model.nodes[input.node].op().name().ends_with("Im2col");
+    i64::from(reads(node) || node.inputs.iter().any(arranges))
+}
+
+/// Checks what is known of the shapes of a node's outputs before it runs. The engine does not. A dimension that
+/// the data determine is known when the node has run.
+pub(super) fn lengths(symbols: &SymbolValues, node: &TypedNode, least: i64) -> TractResult<()> {
     for dim in node.outputs.iter().flat_map(|output| output.fact.shape.iter()) {
-        if matches!(dim, TDim::Val(_)) {
-            continue;
-        }
-        match dim.eval(symbols).to_i64() {
-            Ok(length) if length > 0 => {}
-            Ok(length) => {
-                bail!("{}: the dimension {dim} would be {length}; the inputs are too small", node.name)
-            }
-            Err(_) => bail!("{}: the shapes of the inputs do not determine the dimension {dim}", node.name),
+        let length = if matches!(dim, TDim::Val(_)) { None } else { dim.eval(symbols).to_i64().ok() };
+        if let Some(length) = length.filter(|length| *length < least) {
+            bail!("{}: the dimension {dim} would be {length}; the inputs are too small", node.name);
         }
     }
     Ok(())
@@ -291,40 +341,99 @@ impl ModelValue {
     /// Returns type and shape.
     ///
     /// # Errors
-    /// The type of the elements is private to the engine.
+    /// The type of the elements is private to the engine, or the tensor has lengths without a value.
     pub fn spec(&self) -> Result<TensorSpec, KernelError> {
-        let dtype = dtype(self.0.datum_type())
-            .ok_or_else(|| format!("a tensor of {:?} can't cross", self.0.datum_type()))?;
+        let datum = self.0.datum_type();
+        let dtype = dtype(datum).filter(|_| datum != TDim::datum_type());
+        let dtype = dtype.ok_or_else(|| format!("a tensor of {datum:?} can't cross"))?;
         let dims: Vec<u64> = self.0.shape().iter().map(|length| *length as u64).collect();
         Ok(TensorSpec::new(dtype, Shape::new(&dims)?)?)
     }
 
-    /// Returns the content, row-major.
+    /// Makes a tensor of strings, row-major: an input of a model.
+    ///
+    /// ```
+    /// use tonic_rdma_graph::onnx::ModelValue;
+    /// use tonic_rdma_tensor::Shape;
+    ///
+    /// let words = ModelValue::from_strings(Shape::new(&[2])?, ["remote", "memory"].map(String::from).to_vec())?;
+    /// assert_eq!(words.spec()?.to_string(), "string[2]");
+    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The number of strings is not the number of elements.
+    pub fn from_strings(shape: Shape, strings: Vec<String>) -> Result<Self, KernelError> {
+        let dims: Vec<usize> = shape.dims().iter().map(|length| *length as usize).collect();
+        let array = tract::tract_ndarray::ArrayD::from_shape_vec(dims, strings)?;
+        Ok(Self(Arc::new(tract::IntoTensor::into_tensor(array))))
+    }
+
+    /// Returns the content, row-major. Strings have none: their content is that of [`share`](Value::share).
     pub fn bytes(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-
-    pub(super) fn tensor(&self) -> &tract::Tensor {
-        &self.0
-    }
-
-    /// Takes a result of the engine, without a copy unless the engine still uses it.
-    pub(super) fn from_engine(value: tract::TValue) -> Self {
-        Self(tract::IntoArcTensor::into_arc_tensor(value))
-    }
-
-    /// Gives the tensor to the engine, which may change it in place if it is used nowhere else.
-    pub(super) fn into_engine(self) -> tract::TValue {
-        match Arc::try_unwrap(self.0) {
-            Ok(tensor) => tract::TValue::Var(Rc::new(tensor)),
-            Err(shared) => tract::TValue::Const(shared),
+        match self.0.datum_type() {
+            tract::DatumType::String => &[],
+            _ => self.0.as_bytes(),
         }
     }
+
+    /// Takes a result of the engine, without a copy unless the engine still uses it. Lengths that the engine
+    /// computes with, which may be expressions, become whole numbers. Only a constant may hold expressions
+    /// without a value: the nodes that use it know the values.
+    pub(super) fn from_engine(value: tract::TValue, symbols: &SymbolValues) -> Self {
+        let tensor = tract::IntoArcTensor::into_arc_tensor(value);
+        if tensor.datum_type() == TDim::datum_type()
+            && let Ok(numbers) = whole_numbers(&tensor, symbols)
+        {
+            return Self(Arc::new(numbers));
+        }
+        Self(tensor)
+    }
+
+    /// Gives the tensor to the engine, which may change it in place if it is used nowhere else. `wanted` is the
+    /// type that the engine has for it: lengths, and numbers with a scale, cross as plain numbers.
+    pub(super) fn into_engine(self, wanted: tract::DatumType) -> TractResult<tract::TValue> {
+        let own = self.0.datum_type();
+        if wanted != own && wanted.unquantized() == own {
+            let mut tensor = tract::Tensor::zero_dt(wanted, self.0.shape())?;
+            tensor.as_bytes_mut().copy_from_slice(self.0.as_bytes());
+            return Ok(tensor.into_tvalue());
+        }
+        if let (tract::DatumType::I64, tract::DatumType::TDim) = (own, wanted) {
+            let mut tensor = tract::Tensor::zero::<TDim>(self.0.shape())?;
+            for (dim, number) in tensor.as_slice_mut::<TDim>()?.iter_mut().zip(self.0.as_slice::<i64>()?) {
+                *dim = number.to_dim();
+            }
+            return Ok(tensor.into_tvalue());
+        }
+        Ok(match Arc::try_unwrap(self.0) {
+            Ok(tensor) => tract::TValue::Var(Rc::new(tensor)),
+            Err(shared) => tract::TValue::Const(shared),
+        })
+    }
+}
+
+/// Returns the values of lengths.
+///
+/// # Errors
+/// A symbol has no value.
+fn whole_numbers(tensor: &tract::Tensor, symbols: &SymbolValues) -> TractResult<tract::Tensor> {
+    let mut numbers = tract::Tensor::zero::<i64>(tensor.shape())?;
+    for (number, dim) in numbers.as_slice_mut::<i64>()?.iter_mut().zip(tensor.as_slice::<TDim>()?) {
+        *number = dim.eval(symbols).to_i64()?;
+    }
+    Ok(numbers)
 }
 
 impl Value for ModelValue {
     fn share(&self) -> Result<Tensor, KernelError> {
-        Ok(Tensor::from_bytes(self.spec()?, Bytes::from_owner(Owner(Arc::clone(&self.0))))?)
+        let spec = self.spec()?;
+        match spec.dtype() {
+            Dtype::String => {
+                Ok(Tensor::from_strings(*spec.shape(), self.0.as_slice::<String>()?.iter().cloned())?)
+            }
+            _ => Ok(Tensor::from_bytes(spec, Bytes::from_owner(Owner(Arc::clone(&self.0))))?),
+        }
     }
 
     fn filled(
@@ -334,10 +443,31 @@ impl Value for ModelValue {
         let datum =
             datum(spec.dtype()).ok_or_else(|| format!("the engine has no tensors of {}", spec.dtype()))?;
         let dims: Vec<usize> = spec.shape().dims().iter().map(|length| *length as usize).collect();
+        if datum == tract::DatumType::Bool {
+            // Any byte may arrive, and a `bool` is 0 or 1.
+            let mut bytes = vec![0; dims.iter().product()];
+            fill(&mut bytes)?;
+            let bools: Vec<bool> = bytes.into_iter().map(|byte| byte != 0).collect();
+            return Ok(Self(Arc::new(tract::Tensor::from_shape(&dims, &bools)?)));
+        }
         // The engine's only way to a tensor without zeros is unsafe.
         let mut tensor = tract::Tensor::zero_dt(datum, &dims)?;
         fill(tensor.as_bytes_mut())?;
         Ok(Self(Arc::new(tensor)))
+    }
+
+    fn hosted(spec: &TensorSpec, pool: &RegionPool) -> Result<Option<Hosted<Self>>, KernelError> {
+        // A bool has to be checked.
+        let Some(datum) = datum(spec.dtype()).filter(|datum| *datum != tract::DatumType::Bool) else {
+            return Ok(None);
+        };
+        let dims: Vec<usize> = spec.shape().dims().iter().map(|length| *length as usize).collect();
+        let Some((memory, tensor)) = HostedTensor::new(pool, datum, &dims)? else { return Ok(None) };
+        let finish = |region| {
+            let tensor = tensor.with_content(region).map_err(|_| "the content is in other memory")?;
+            Ok(Self(Arc::new(tensor)))
+        };
+        Ok(Some(Hosted { memory, finish: Box::new(finish) }))
     }
 }
 
@@ -366,9 +496,14 @@ const TYPES: [(tract::DatumType, Dtype); 12] = [
     (tract::DatumType::F64, Dtype::F64),
 ];
 
-/// Returns the type of elements that cross, or `None` if the engine's type is private to it.
+/// Returns the type of elements as others see them, or `None` if the engine's type is private to it. Lengths are
+/// whole numbers to others, and a number with a scale is its number.
 pub(super) fn dtype(datum: tract::DatumType) -> Option<Dtype> {
-    TYPES.iter().find(|(known, _)| *known == datum).map(|(_, dtype)| *dtype)
+    match datum.unquantized() {
+        tract::DatumType::TDim => Some(Dtype::I64),
+        tract::DatumType::String => Some(Dtype::String),
+        datum => TYPES.iter().find(|(known, _)| *known == datum).map(|(_, dtype)| *dtype),
+    }
 }
 
 fn datum(dtype: Dtype) -> Option<tract::DatumType> {

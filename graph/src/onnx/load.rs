@@ -8,6 +8,8 @@ use std::io::Read;
 use std::path::Path;
 
 use fastrand::Rng;
+// The version of the engine's messages.
+use prost_of_tract::Message as _;
 use tract_onnx::Onnx;
 use tract_onnx::pb::attribute_proto::AttributeType;
 use tract_onnx::pb::tensor_proto::{DataLocation, DataType};
@@ -33,14 +35,10 @@ pub(super) struct Loaded {
 const LARGEST: u64 = i32::MAX as u64;
 
 /// Optimises the model that is the content of the file `path`.
-pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelBuilder) -> Result<Loaded, GraphError> {
+pub(super) fn load(path: &Path, bytes: &[u8], settings: &ModelBuilder) -> Result<Loaded, GraphError> {
     let wrong = |reason: String| GraphError::from(Problem::Model { path: path.to_owned(), reason });
-    if bytes.is_empty() {
-        return Err(wrong(no_model("the file is empty")));
-    }
     let engine = tract_onnx::onnx();
-    let mut proto =
-        guarded(|| engine.proto_model_for_read(&mut bytes)).map_err(|error| wrong(no_model(error)))?;
+    let mut proto = decode(&engine, bytes).map_err(wrong)?;
     if let Some(graph) = &mut proto.graph {
         settings.dims.iter().try_for_each(|dim| set(graph, dim)).map_err(wrong)?;
     }
@@ -54,8 +52,60 @@ pub(super) fn load(path: &Path, mut bytes: &[u8], settings: &ModelBuilder) -> Re
         (Weights::Seeded(seed), Some(graph)) => seed_weights(graph, seed).map_err(wrong)?,
         _ => 0,
     };
-    let engine = optimise(&engine, proto, path.parent()).map_err(|error| wrong(error.to_string()))?;
+    let open = proto.graph.as_ref().and_then(open_dimension);
+    let engine = optimise(&engine, proto, path.parent()).map_err(|error| {
+        // The operators may tell the length of such a dimension. If they don't, the user has to.
+        wrong(open.map_or_else(|| error.to_string(), |open| format!("{open} ({error})")))
+    })?;
     Ok(Loaded { engine, seeded })
+}
+
+fn decode(engine: &Onnx, mut bytes: &[u8]) -> Result<ModelProto, String> {
+    if bytes.is_empty() {
+        return Err(no_model("the file is empty"));
+    }
+    guarded(|| engine.proto_model_for_read(&mut bytes)).map_err(no_model)
+}
+
+/// Puts the tensors that a model leaves to other files of its folder into the content, if there are any.
+pub(super) fn self_contained(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, GraphError> {
+    let wrong = |reason: String| GraphError::from(Problem::Model { path: path.to_owned(), reason });
+    let engine = tract_onnx::onnx();
+    let mut proto = decode(&engine, &content).map_err(wrong)?;
+    let folder = path.parent().and_then(Path::to_str);
+    let mut found = false;
+    let mut embed = |tensor: &mut TensorProto| {
+        if tensor.data_location != Some(DataLocation::External as i32) || !tensor.raw_data.is_empty() {
+            return Ok(());
+        }
+        found = true;
+        let name = tensor.name.clone();
+        let data = guarded(|| tract_onnx::tensor::load_tensor(&*engine.provider, tensor, folder))
+            .map_err(|error| format!("the tensor {name} is in another file: {error}"))?;
+        tensor.raw_data = data.as_bytes().to_vec();
+        tensor.external_data.clear();
+        tensor.data_location = None;
+        Ok(())
+    };
+    if let Some(graph) = &mut proto.graph {
+        each_tensor(graph, &mut embed).map_err(wrong)?;
+    }
+    Ok(if found { proto.encode_to_vec() } else { content })
+}
+
+/// Calls `visit` with each constant of a graph and of the graphs in it.
+fn each_tensor(
+    graph: &mut GraphProto,
+    visit: &mut dyn FnMut(&mut TensorProto) -> Result<(), String>,
+) -> Result<(), String> {
+    graph.initializer.iter_mut().try_for_each(&mut *visit)?;
+    for attribute in graph.node.iter_mut().flat_map(|node| &mut node.attribute) {
+        attribute.t.iter_mut().chain(&mut attribute.tensors).try_for_each(&mut *visit)?;
+        for inner in attribute.g.iter_mut().chain(&mut attribute.graphs) {
+            each_tensor(inner, visit)?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads the file of a model.
@@ -111,15 +161,10 @@ pub(super) fn check(engine: &Onnx, model: &ModelProto) -> Result<(), Wrong> {
     let Some(graph) = &model.graph else {
         return Err(no_model("it has no graph").into());
     };
-    if graph.node.is_empty() || graph.output.is_empty() {
-        return Err(no_model("its graph has no nodes or no outputs").into());
+    if graph.output.is_empty() {
+        return Err(no_model("its graph has no outputs").into());
     }
-    check_graph(engine, graph, &HashSet::new())?;
-    let constants: HashSet<&str> = graph.initializer.iter().map(|constant| constant.name.as_str()).collect();
-    for input in graph.input.iter().filter(|input| !constants.contains(input.name.as_str())) {
-        check_lengths(input)?;
-    }
-    Ok(())
+    check_graph(engine, graph, &HashSet::new())
 }
 
 /// Returns the name of a node: its own, or that of its first output.
@@ -172,7 +217,9 @@ fn check_graph(engine: &Onnx, graph: &GraphProto, outer: &HashSet<&str>) -> Resu
             return Err(format!("nothing computes the output {}", output.name).into());
         }
     }
-    graph.value_info.iter().filter(|value| value.r#type.is_some()).try_for_each(check_type)
+    // The engine does not read what is no tensor here.
+    let is_tensor = |info: &&ValueInfoProto| info.r#type.as_ref().is_some_and(|kind| kind.value.is_some());
+    graph.value_info.iter().filter(is_tensor).try_for_each(check_type)
 }
 
 fn check_type(value: &ValueInfoProto) -> Result<(), Wrong> {
@@ -194,27 +241,24 @@ fn check_elements(name: &str, number: i32) -> Result<(), Wrong> {
     }
 }
 
-/// Checks that each dimension of an input has a length or a symbol.
-fn check_lengths(input: &ValueInfoProto) -> Result<(), Wrong> {
-    let Some(Value::TensorType(tensor)) =
-        input.r#type.as_ref().and_then(|described| described.value.as_ref())
-    else {
-        return Ok(());
-    };
-    let Some(shape) = &tensor.shape else {
-        return Err(format!("the input {} has no shape", input.name).into());
-    };
-    for (axis, dim) in shape.dim.iter().enumerate() {
-        match &dim.value {
-            Some(dimension::Value::DimValue(length)) if *length > 0 => {}
-            Some(dimension::Value::DimParam(symbol)) if symbol != "?" => {}
-            _ => {
-                let name = &input.name;
-                return Err(format!("dimension {axis} of the input {name} has no length; give it one, or a symbol: {name}:{axis}=N").into());
-            }
-        }
-    }
-    Ok(())
+/// Returns what is wrong with a dimension of an input that has neither a length nor a symbol.
+fn open_dimension(graph: &GraphProto) -> Option<String> {
+    let constants: HashSet<&str> = graph.initializer.iter().map(|constant| constant.name.as_str()).collect();
+    let mut inputs = graph.input.iter().filter(|input| !constants.contains(input.name.as_str()));
+    inputs.find_map(|input| {
+        let name = &input.name;
+        let Value::TensorType(tensor) = input.r#type.as_ref()?.value.as_ref()?;
+        let Some(shape) = &tensor.shape else { return Some(format!("the input {name} has no shape")) };
+        let is_open = |dim: &tract_onnx::pb::tensor_shape_proto::Dimension| match &dim.value {
+            Some(dimension::Value::DimValue(length)) => *length < 0,
+            Some(dimension::Value::DimParam(symbol)) => symbol == "?",
+            None => true,
+        };
+        let axis = shape.dim.iter().position(is_open)?;
+        Some(format!(
+            "dimension {axis} of the input {name} has no length; give it one, or a symbol: {name}:{axis}=N"
+        ))
+    })
 }
 
 fn check_tensor(tensor: &TensorProto) -> Result<(), Wrong> {

@@ -26,7 +26,7 @@ use tract_onnx::tract_core::model::{OutletId, TypedModel};
 use tract_onnx::tract_core::plan;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use self::convert::{guarded, lengths};
+use self::convert::{guarded, least, lengths};
 use crate::dataflow::{Dim, Kernel, KernelError, NodeId, Outlet, Role, Topology, Value};
 use crate::error::{GraphError, Problem};
 use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
@@ -104,7 +104,8 @@ impl Model {
                 return Err(Problem::Model { path, reason: format!("the model has no node {}", id.0) }.into());
             };
             if node.role != Role::Input {
-                kernels.insert(id, convert::kernel(&self.engine, *number));
+                let inputs = node.inputs.iter().filter_map(|input| self.outlet(*input));
+                kernels.insert(id, convert::kernel(&self.engine, *number, inputs));
             }
         }
         Ok(kernels)
@@ -115,11 +116,11 @@ impl Model {
         Some(OutletId::new(*self.nodes.get(outlet.node.0)?, outlet.output))
     }
 
-    /// Makes random inputs of a step: numbers from -1 to 1, or small whole numbers. They depend on `seed`, on
-    /// `step` and on the name of the input. `lengths` gives the length of each symbol.
+    /// Makes random inputs of a step: numbers from -1 to 1, or whole numbers from 0 to 7, also as strings. They
+    /// depend on `seed`, on `step` and on the name of the input. `lengths` gives the length of each symbol.
     ///
     /// # Errors
-    /// `lengths` lacks a symbol, or the engine has no random numbers for the type of an input.
+    /// `lengths` lacks a symbol.
     pub fn inputs(
         &self,
         step: u64,
@@ -176,13 +177,13 @@ impl Model {
             inputs.iter().filter_map(|(id, value)| Some((*self.nodes.get(id.0)?, value))).collect();
         let mut feeds = TVec::new();
         for input in &self.engine.inputs {
-            let name = &self.engine.nodes[input.node].name;
-            let value = fed.get(&input.node).ok_or_else(|| wrong(format!("the input {name} is missing")))?;
-            feeds.push(ModelValue::clone(value).into_engine());
+            let node = &self.engine.nodes[input.node];
+            let value =
+                fed.get(&input.node).ok_or_else(|| wrong(format!("the input {} is missing", node.name)))?;
+            let value = ModelValue::clone(value).into_engine(node.outputs[input.slot].fact.datum_type);
+            feeds.push(value.map_err(|error| wrong(error.to_string()))?);
         }
         let values = guarded(|| self.run(feeds, &outlets)).map_err(|error| wrong(error.to_string()))?;
-        let values: HashMap<_, _> =
-            values.into_iter().map(|(outlet, value)| (outlet, ModelValue::from_engine(value))).collect();
         match outlets.values().find(|outlet| !values.contains_key(outlet)) {
             Some(missing) => {
                 Err(wrong(format!("the engine did not compute {}", self.topology.outlet_name(*missing))))
@@ -195,7 +196,7 @@ impl Model {
         &self,
         feeds: TVec<TValue>,
         wanted: &HashMap<OutletId, Outlet>,
-    ) -> TractResult<HashMap<Outlet, TValue>> {
+    ) -> TractResult<HashMap<Outlet, ModelValue>> {
         let mut values = HashMap::new();
         for (engine, outlet) in wanted {
             // The engine's executor does not run constants.
@@ -205,18 +206,21 @@ impl Model {
         }
         let plan = SimplePlan::new(Arc::clone(&self.engine))?;
         let mut state = SimpleState::new(plan)?;
-        state.run_plan_with_eval(feeds, |session, state, node, inputs| {
-            lengths(&session.resolved_symbols, node)?;
+        state.set_inputs(feeds)?;
+        state.exec_plan_with_eval(|session, state, node, inputs| {
+            lengths(&session.resolved_symbols, node, least(&self.engine, node))?;
             let outputs = plan::eval(session, state, node, inputs)?;
             for (slot, output) in outputs.iter().enumerate() {
                 if let Some(outlet) = wanted.get(&OutletId::new(node.id, slot)) {
-                    // A copy, so that the engine can still change the original in place.
-                    values.insert(*outlet, TValue::from(Tensor::clone(output)));
+                    values.insert(*outlet, output.clone());
                 }
             }
             TractResult::Ok(outputs)
         })?;
-        Ok(values)
+        // Now all lengths are known.
+        let symbols = &state.session_state.resolved_symbols;
+        let value = |(outlet, value)| (outlet, ModelValue::from_engine(value, symbols));
+        Ok(values.into_iter().map(value).collect())
     }
 }
 
@@ -289,6 +293,24 @@ impl ModelBuilder {
     }
 }
 
+/// Returns a content of the model `path` that needs no other file: the tensors that `content` leaves to files of
+/// the model's folder become part of it. [`ModelBuilder::read`] reads it in any folder and on any host.
+///
+/// ```
+/// use std::path::Path;
+/// use tonic_rdma_graph::onnx::self_contained;
+///
+/// let error = self_contained(Path::new("text.onnx"), b"no model".to_vec()).unwrap_err();
+/// assert!(error.reason().starts_with("the model text.onnx: "), "{error}");
+/// ```
+///
+/// # Errors
+/// [`InvalidGraph`](crate::GraphErrorKind::InvalidGraph): it is no ONNX, or a file is missing, is too short or is
+/// outside the folder.
+pub fn self_contained(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, GraphError> {
+    load::self_contained(path, content)
+}
+
 /// Where the weights of a model come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weights {
@@ -358,7 +380,10 @@ impl fmt::Display for SymbolicDim {
 
 fn random_value(dtype: Dtype, dims: &[u64], mut random: Rng) -> Result<ModelValue, KernelError> {
     let spec = TensorSpec::new(dtype, Shape::new(dims)?)?;
-    let size = dtype.size().ok_or("strings can't be inputs")?;
+    let Some(size) = dtype.size() else {
+        let digits = (0..spec.shape().elements()).map(|_| random.u8(0..8).to_string());
+        return ModelValue::from_strings(*spec.shape(), digits.collect());
+    };
     ModelValue::filled(&spec, &mut |bytes| {
         for element in bytes.chunks_exact_mut(size) {
             match dtype {

@@ -2,7 +2,8 @@
 //! (§3.4).
 //!
 //! A tensor whose shape is known gets a buffer at the receiver before the first step (static placement,
-//! §3.2). Any other tensor is read by the receiver once its shape is known (dynamic allocation, §3.3).
+//! §3.2). Any other tensor is read by the receiver once its shape is known (dynamic allocation, §3.3). So
+//! is a tensor of known shape whose buffers would not fit into a limit ([`Placements::within`]).
 //!
 //! ```text
 //!  Topology ─┐
@@ -12,6 +13,7 @@
 //!
 //! This module never moves a tensor, and never decides which node belongs to which part: `partition` does.
 
+mod footprint;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +23,8 @@ use std::fmt;
 use crate::dataflow::{Dim, Fact, KernelError, NodeId, Outlet, Role, Topology};
 use crate::error::{GraphError, Problem};
 use tonic_rdma_tensor::TensorSpec;
+
+pub use self::footprint::{Buffers, Footprint, MemoryUse};
 
 /// The number of a part of a split graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -132,3 +132,83 @@ fn a_partition_of_another_graph_is_refused() {
     assert!(matches!(error.problem(), Problem::Backward { from: 1, to: 0, .. }));
     assert!(Placements::new(&Topology::new(), &backward).is_err());
 }
+
+/// Three tensors of 4 000, 40 000 and 400 000 bytes go from part 0 to part 1, the middle one to part 2,
+/// too, and one of unknown length to part 1.
+fn sizes() -> (Topology, Placements) {
+    let mut graph = Topology::new();
+    let mut outlets = Vec::new();
+    for length in [1_000, 10_000, 100_000] {
+        let fact = Fact::known(Dtype::F32, &[length]);
+        outlets
+            .push(outlet(graph.add(node(&length.to_string(), Role::Input, &[], vec![fact])).unwrap().0, 0));
+    }
+    let free = symbolic(&[Dim::Symbolic("N".into())]);
+    outlets.push(outlet(graph.add(node("free", Role::Input, &[], vec![free])).unwrap().0, 0));
+    let last = || vec![Fact::known(Dtype::F32, &[1])];
+    graph.add(node("one", Role::Compute, &outlets, last())).unwrap();
+    graph.add(node("two", Role::Compute, &outlets[1..2], last())).unwrap();
+    let parts = [0, 0, 0, 0, 1, 2].map(Part).to_vec();
+    let partition = Partition::new(&graph, 3, parts).unwrap();
+    let placements = Placements::new(&graph, &partition).unwrap();
+    (graph, placements)
+}
+
+const TWO: Buffers = Buffers { window: 2, modes: 1, reads: 0 };
+
+/// Returns the names of the static tensors.
+fn statics(placements: &Placements) -> Vec<&str> {
+    let crossings = placements.crossings().iter().filter(|crossing| crossing.placement.is_static());
+    crossings.map(|crossing| crossing.name.as_str()).collect()
+}
+
+#[test]
+fn the_footprint_is_that_of_slots_and_of_what_is_sent() {
+    let (_, placements) = sizes();
+    let footprint = |part| placements.footprint(Part(part), TWO);
+    // Each buffer is there for each step in flight, on lines of its own, and the middle tensor is sent from
+    // one.
+    assert_eq!(footprint(0), Footprint { slots: 0, sends: 2 * (4_096 + 40_064 + 400_000) });
+    let Footprint { slots, sends } = footprint(1);
+    assert!((888_000..890_000).contains(&slots) && sends == 0, "{slots}");
+    assert!((80_000..80_300).contains(&footprint(2).slots));
+    let twice = placements.footprint(Part(1), Buffers { modes: 2, ..TWO });
+    assert_eq!((twice.slots, twice.total()), (2 * slots, 2 * slots));
+    let read = placements.footprint(Part(1), Buffers { modes: 0, reads: 1, ..TWO });
+    assert!(read.slots < 4 * 512, "{read:?}");
+}
+
+#[test]
+fn as_few_tensors_as_possible_become_dynamic_and_they_say_why() {
+    let (_, placements) = sizes();
+    let within = |limit| placements.clone().within(limit, TWO).unwrap();
+    let all = ["1000 to part 1", "10000 to part 1", "10000 to part 2", "100000 to part 1"];
+    assert_eq!(statics(&within(u64::MAX)), all);
+    assert_eq!(statics(&within(placements.footprint(Part(1), TWO).total())), all);
+    // What part 0 sends fits, and the smallest tensor is enough for part 1.
+    let less = within(888_400);
+    assert_eq!(statics(&less), ["10000 to part 1", "10000 to part 2", "100000 to part 1"]);
+    // What the parts really reserve is within the limit.
+    for part in 0..3 {
+        assert!(less.footprint(Part(part), TWO).total() <= 888_400);
+    }
+    let Placement::Dynamic { fact, why } = &less.crossings()[0].placement else { panic!("static") };
+    assert_eq!(fact.to_string(), "float32[1000]");
+    let begin = "all dimensions are known, but part 1 would reserve ";
+    assert!(why.starts_with(begin) && why.ends_with("and costs a round trip in each step"), "{why}");
+    assert!(less.crossings()[0].placement.check(&Fact::known(Dtype::F32, &[1_000]).spec().unwrap()).is_ok());
+}
+
+#[test]
+fn a_limit_that_is_too_small_is_an_error_that_names_the_least() {
+    let (_, placements) = sizes();
+    let error = placements.clone().within(100_000, TWO).unwrap_err().to_string();
+    let sends = 2 * (4_096 + 40_064 + 400_000);
+    let expected =
+        format!("memory: 100000 bytes are too little, {sends} are the least: part 0 sends from {sends}");
+    assert_eq!(error, expected);
+    // The least works.
+    let least = placements.clone().within(sends, TWO).unwrap();
+    assert_eq!(statics(&least).len(), 3);
+    assert!(placements.within(sends - 1, TWO).is_err());
+}

@@ -8,6 +8,7 @@ use std::task::Waker;
 use std::time::Duration;
 use std::{fmt, mem};
 
+use rayon_core::{ThreadPool, ThreadPoolBuilder};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
@@ -21,7 +22,8 @@ use tonic_rdma::unstable::Pace;
 use tonic_rdma_tensor::Tensor;
 use tonic_rdma_verbs::unstable::{chain, lock};
 
-/// Runs the nodes of one part. One thread uses it at a time.
+/// Runs the nodes of one part. One thread uses it at a time, and it may have [threads](Executor::threads)
+/// of its own.
 pub struct Executor<V> {
     pub(super) graph: Arc<Topology>,
     pub(super) placements: Arc<Placements>,
@@ -37,6 +39,8 @@ pub struct Executor<V> {
     /// How long the thread spins, by the waits of all runs.
     pub(super) pace: Pace,
     pub(super) stop: StopHandle,
+    /// The threads that run nodes, if there are several. Made at the first run.
+    pub(super) pool: Option<ThreadPool>,
     /// What was sent in the last step of [`run_and_keep`](Self::run_and_keep), by crossing tensor.
     pub(super) kept: Vec<Option<Tensor>>,
     /// The first step that has not run.
@@ -107,6 +111,7 @@ impl<V: Value> Executor<V> {
             pace: Pace::new(transfers.0.spin()),
             transfers: transfers.0,
             stop: StopHandle::default(),
+            pool: None,
             kept,
             next: 0,
             failed: false,
@@ -129,6 +134,16 @@ impl<V: Value> Executor<V> {
     /// Sets the largest number of steps in flight. The default, 1, ends each step before the next one begins.
     pub fn window(mut self, steps: usize) -> Self {
         self.settings.window = steps;
+        self
+    }
+
+    /// Sets how many threads run nodes. With 1, the default, the thread that calls [`run`](Self::run) does
+    /// everything. With more, the executor has so many threads for kernels, and the calling thread feeds
+    /// inputs, sends, receives and decides what runs next. The values are the same. An engine that would
+    /// work in place may find a tensor in use by another node, and then allocates one. The mode
+    /// [`Blocking`](ReceiveMode::Blocking) runs nodes in order, so it takes 1.
+    pub fn threads(mut self, threads: usize) -> Self {
+        (self.settings.threads, self.pool) = (threads, None);
         self
     }
 
@@ -199,7 +214,12 @@ impl<V: Value> Executor<V> {
             let reason = "it is 0; at least 1 step must be in flight".to_owned();
             return Err(GraphError::of_setting("window", reason));
         }
+        self.start_threads()?;
         self.next = self.next.max(steps.end);
+        if work == Work::ComputeAndKeep && !steps.is_empty() {
+            // So that the tensors of an earlier run take no memory in this one.
+            self.kept.fill(None);
+        }
         let _span = tracing::debug_span!("graph_run", part = self.part.0, ?steps, ?work).entered();
         self.transfers.begin(&steps);
         let report = Run::new(self, steps, work, program).drive();
@@ -209,6 +229,29 @@ impl<V: Value> Executor<V> {
             self.transfers.abort(&chain(error));
         }
         report
+    }
+
+    /// Starts the threads that run nodes, if there are to be several.
+    fn start_threads(&mut self) -> Result<(), GraphError> {
+        let threads = self.settings.threads;
+        let reason = match threads {
+            0 => "it is 0; at least 1 thread must run nodes".to_owned(),
+            2.. if self.settings.receive == ReceiveMode::Blocking => {
+                format!("{threads}: the receive mode blocking runs nodes in order, so it takes 1")
+            }
+            2.. if self.pool.is_none() => {
+                let builder = ThreadPoolBuilder::new().num_threads(threads);
+                match builder.thread_name(|number| format!("graph-nodes-{number}")).build() {
+                    Ok(pool) => {
+                        self.pool = Some(pool);
+                        return Ok(());
+                    }
+                    Err(error) => format!("the system gives no {threads} threads: {error}"),
+                }
+            }
+            _ => return Ok(()),
+        };
+        Err(GraphError::of_setting("threads", reason))
     }
 
     /// Returns a handle that stops the run from another thread.
@@ -221,7 +264,7 @@ impl<V: Value> Executor<V> {
         self.part
     }
 
-    /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
+    /// Returns how often and how a crossing tensor was sent or received by this part.
     pub fn counts(&self, crossing: CrossingId) -> CrossingCounts {
         self.transfers.counts(crossing)
     }
@@ -286,11 +329,12 @@ pub(super) struct ExecutorSettings {
     pub(super) receive: ReceiveMode,
     pub(super) window: usize,
     pub(super) deadline: Duration,
+    pub(super) threads: usize,
 }
 
 impl Default for ExecutorSettings {
     fn default() -> Self {
-        Self { receive: ReceiveMode::default(), window: 1, deadline: Duration::from_secs(60) }
+        Self { receive: ReceiveMode::default(), window: 1, deadline: Duration::from_secs(60), threads: 1 }
     }
 }
 

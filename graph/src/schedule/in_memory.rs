@@ -131,13 +131,18 @@ impl<V: Value> Transport<V> for InMemory {
         sites: &NodeSites,
         waker: Option<&Waker>,
     ) -> Result<Option<V>, GraphError> {
-        let crossing = self.crossing(crossing);
+        let placements = Arc::clone(&self.placements);
+        let crossing = &placements.crossings()[crossing.0];
         let peer = crossing.from;
         let Some(tensor) = self.network.take(self.part, peer, crossing.id, step, waker)? else {
             return Ok(None);
         };
         let value = sites.filled(crossing, tensor.spec(), &mut |bytes| Ok(tensor.copy_to(bytes)?));
-        value.map(Some).map_err(|source| crossing.failed(peer, step, source))
+        let value = value.map_err(|source| crossing.failed(peer, step, source))?;
+        let counts = &mut self.counts[crossing.id.0];
+        counts.received += 1;
+        counts.received_copied += u64::from(tensor.spec().bytes() != Some(0));
+        Ok(Some(value))
     }
 
     fn can_start(&mut self, crossing: CrossingId, waker: &Waker) -> Result<bool, GraphError> {

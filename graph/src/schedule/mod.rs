@@ -1,8 +1,9 @@
 //! Runs the nodes of one part of a split graph.
 //!
-//! An [`Executor`] belongs to one part, and one thread runs it. A node is *ready* when all its inputs are
-//! there. Ready nodes wait in a queue. A tensor of another part is a *receive*, and what becomes of a receive
-//! that has not arrived is the [`ReceiveMode`]:
+//! An [`Executor`] belongs to one part. One thread runs it, or several run its nodes while that one decides
+//! which ([`Executor::threads`]). A node is *ready* when all its inputs are there. Ready nodes wait in a
+//! queue. A tensor of another part is a *receive*, and what becomes of a receive that has not arrived is
+//! the [`ReceiveMode`]:
 //!
 //! ```text
 //!  polling-async   the receive is in the ready queue; a poll that finds nothing puts it at the tail (§4)

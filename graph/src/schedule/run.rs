@@ -35,6 +35,9 @@ pub(super) struct Run<'a, V> {
     /// The receives of steps in flight that were polled and had not arrived.
     missing: Vec<bool>,
     sends: Sends,
+    /// The number of nodes that other threads run now, and what they have run.
+    under_way: usize,
+    ran: Arc<Mutex<VecDeque<Ran<V>>>>,
     alarm: Arc<Alarm>,
     /// Wakes this thread.
     waker: Waker,
@@ -79,6 +82,8 @@ impl<'a, V: Value> Run<'a, V> {
             queue: Queue::new(takes_nodes),
             misses: 0,
             sends: Sends::default(),
+            under_way: 0,
+            ran: Arc::default(),
             alarm,
             waker,
             arrivals,
@@ -92,19 +97,34 @@ impl<'a, V: Value> Run<'a, V> {
 
     /// Runs until all steps have ended.
     pub(super) fn drive(mut self) -> Result<RunReport, GraphError> {
+        let outcome = self.run();
+        // After a failure, kernels may still run.
+        while self.under_way > 0 {
+            self.alarm.set();
+            let Some(Ran { node, kernel, .. }) = self.take_ran() else {
+                self.alarm.sleep(LONGEST_SLEEP);
+                continue;
+            };
+            self.executor.kernels[node] = Some(kernel);
+        }
+        outcome.map(|()| self.report)
+    }
+
+    fn run(&mut self) -> Result<(), GraphError> {
         loop {
             self.check_stop()?;
             self.admit();
             if self.flights.flights.is_empty() {
                 break;
             }
+            let ran = self.go_on()?;
             self.retry_sends()?;
             let more = match self.executor.settings.receive {
                 ReceiveMode::Blocking => self.run_next_in_order()?,
                 ReceiveMode::PollingAsync | ReceiveMode::Callback => self.take_entry()?,
             };
             let ended = self.end_steps()?;
-            if !more && !ended {
+            if !more && !ended && !ran {
                 self.idle()?;
             }
         }
@@ -113,7 +133,28 @@ impl<'a, V: Value> Run<'a, V> {
         // The parts that send to this one have said which steps they run when their run began.
         self.wait(|transfers, waker| transfers.is_agreed(waker))?;
         self.report.elapsed = self.began.elapsed();
-        Ok(self.report)
+        Ok(())
+    }
+
+    /// Takes a node that another thread has run.
+    fn take_ran(&mut self) -> Option<Ran<V>> {
+        let ran = lock(&self.ran).pop_front();
+        self.under_way -= usize::from(ran.is_some());
+        ran
+    }
+
+    /// Goes on with the outputs of nodes that other threads have run. Returns whether there were some.
+    fn go_on(&mut self) -> Result<bool, GraphError> {
+        let mut some = false;
+        while self.under_way > 0
+            && let Some(Ran { step, node, kernel, outputs }) = self.take_ran()
+        {
+            self.executor.kernels[node] = Some(kernel);
+            let outputs = run_of_node(&self.executor.plan.nodes[node], || outputs)?;
+            self.give(step, node, outputs)?;
+            some = true;
+        }
+        Ok(some)
     }
 
     fn check_stop(&self) -> Result<(), GraphError> {
@@ -125,6 +166,7 @@ impl<'a, V: Value> Run<'a, V> {
         while self.flights.flights.len() < self.executor.settings.window && !self.steps.is_empty() {
             let step = self.steps.start;
             self.steps.start += 1;
+            self.executor.transfers.recycle();
             let (nodes, receives) = self.flights.admit(&self.executor.plan, step, self.began.elapsed());
             for receive in receives {
                 self.due(receive);
@@ -263,11 +305,42 @@ impl<'a, V: Value> Run<'a, V> {
     fn run_node(&mut self, step: u64, node: usize) -> Result<(), GraphError> {
         self.report.ran += 1;
         self.report.ran_while_outstanding += u64::from(self.missing.contains(&true));
-        let mut outputs = Vec::new();
         if self.work == Work::Replay {
             self.replay_sends(step, node)?;
-        } else {
-            outputs = self.compute(step, node)?;
+            return self.give(step, node, Vec::new());
+        }
+        if self.hand_over(step, node) {
+            return Ok(());
+        }
+        let outputs = self.compute(step, node)?;
+        self.give(step, node, outputs)
+    }
+
+    /// Has another thread run a node, if there are threads for that, and it is no input. Each node runs in
+    /// one step at a time.
+    fn hand_over(&mut self, step: u64, node: usize) -> bool {
+        let Executor { plan, kernels, constants, sites, pool, .. } = &mut *self.executor;
+        let Some(pool) = pool else { return false };
+        let Some(mut kernel) = kernels[node].take() else { return false };
+        let inputs = self.flights.inputs(plan, step, node, constants);
+        let (id, sites) = (plan.nodes[node].id, Arc::clone(sites));
+        let (ran, waker) = (Arc::clone(&self.ran), self.waker.clone());
+        self.under_way += 1;
+        pool.spawn(move || {
+            let outputs = guarded(|| {
+                let _scope = sites.enter(id);
+                kernel.run(step, inputs)
+            });
+            lock(&ran).push_back(Ran { step, node, kernel, outputs });
+            waker.wake();
+        });
+        true
+    }
+
+    /// Sends the outputs of a node, gives its results to the program, and hands the outputs to the
+    /// consumers. A replay has no outputs.
+    fn give(&mut self, step: u64, node: usize, outputs: Vec<V>) -> Result<(), GraphError> {
+        if self.work != Work::Replay {
             self.begin_sends(step, node, &outputs)?;
             self.give_results(step, node, &outputs)?;
         }
@@ -365,6 +438,9 @@ impl<'a, V: Value> Run<'a, V> {
             return Ok(());
         }
         self.alarm.set();
+        if self.under_way > 0 && !lock(&self.ran).is_empty() {
+            return Ok(());
+        }
         let waker = self.waker.clone();
         if self.executor.settings.receive == ReceiveMode::Callback {
             if !lock(&self.alarm.arrivals).is_empty() {
@@ -388,6 +464,10 @@ impl<'a, V: Value> Run<'a, V> {
     /// # Errors
     /// It is longer than the deadline.
     fn check_deadline(&mut self) -> Result<Duration, GraphError> {
+        if self.under_way > 0 {
+            // A kernel may run for long.
+            self.quiet_since = None;
+        }
         let quiet = self.quiet_since.get_or_insert_with(Instant::now).elapsed();
         let deadline = self.executor.settings.deadline;
         if quiet < deadline {
@@ -462,6 +542,14 @@ impl<'a, V: Value> Run<'a, V> {
         let peer = if crossing.from == self.executor.part() { crossing.to } else { crossing.from };
         crossing.failed(peer, step, source)
     }
+}
+
+/// A node that another thread has run in a step.
+struct Ran<V> {
+    step: u64,
+    node: usize,
+    kernel: Box<dyn Kernel<V>>,
+    outputs: Result<Vec<V>, KernelError>,
 }
 
 /// An entry of the queue.

@@ -42,7 +42,7 @@ impl Unfinished {
     }
 }
 
-/// How often, and how, a crossing tensor was sent by this part.
+/// How often, and how, a crossing tensor was sent or received by this part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CrossingCounts {
     /// Tensors whose send has begun.
@@ -53,6 +53,10 @@ pub struct CrossingCounts {
     pub copied: u64,
     /// Tensors so small that they went inline, in the request itself.
     pub inline: u64,
+    /// Tensors that this part has received.
+    pub received: u64,
+    /// Tensors that this part copied after they had arrived, into the memory of its engine.
+    pub received_copied: u64,
 }
 
 /// What sends and receives the crossing tensors of one part.
@@ -97,6 +101,10 @@ pub(crate) trait Transport<V>: Send {
         None
     }
 
+    /// Gives the memory of tensors back whose sends need it no more. The executor calls it before a step
+    /// begins, because the nodes of the step allocate.
+    fn recycle(&mut self) {}
+
     /// Begins to send a tensor of this part to the part [`Crossing::to`](crate::placement::Crossing::to).
     ///
     /// # Errors
@@ -139,7 +147,7 @@ pub(crate) trait Transport<V>: Send {
     /// and names the crossing tensor if it does not.
     fn unfinished(&self) -> Option<Unfinished>;
 
-    /// Returns how often and how a crossing tensor was sent. It is zero for those that this part receives.
+    /// Returns how often and how a crossing tensor was sent or received.
     fn counts(&self, crossing: CrossingId) -> CrossingCounts;
 
     /// Returns how long an executor that has nothing to do should poll for arrivals, at most, before its thread

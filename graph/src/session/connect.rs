@@ -31,6 +31,7 @@ use tonic_rdma::{Policy, RdmaChannel, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_tensor::unstable::bootstrap::{
     self, Bootstrap, JoinError, Key, MemberInfo, MemberStateStream, VERSION, WatchEnd, fresh_key,
 };
+use tonic_rdma_tensor::unstable::preallocate_slots;
 use tonic_rdma_tensor::{Channel, RdmaDevice, TensorErrorKind};
 use tonic_rdma_verbs::unstable::{chain, with_causes};
 
@@ -138,6 +139,13 @@ fn receivers(
 ) -> Result<(HashMap<TransferMode, ModeEndpoints>, Mailboxes), GraphError> {
     let (mut ends, mut mailboxes) = (HashMap::new(), HashMap::new());
     let window = peering.window;
+    let of_mode =
+        |mode: &TransferMode| peering.placements.slot_lengths(peering.part, window, mode.has_static_slots());
+    let slots = peering.modes.iter().filter(|mode| mode.uses_slots()).flat_map(of_mode);
+    preallocate_slots(device, slots).map_err(|error| {
+        let reason = format!("there is no registered memory for the slots of this part: {error}");
+        GraphError::of_setting("memory", reason)
+    })?;
     for mode in peering.modes.iter().copied() {
         let arriving = peering.placements.arriving(peering.part);
         let of_mode = if mode.uses_slots() {
@@ -171,8 +179,10 @@ fn slot(
     let name = slot_name(&keys[crossing.from.0], mode, crossing);
     let depth = peering.window as u32;
     let receiver = match &crossing.placement {
-        Placement::Static(spec) => device.static_receiver(&name, spec, depth).map(SlotReceiver::Static),
-        Placement::Dynamic { .. } => device.dynamic_receiver(&name, depth).map(SlotReceiver::Dynamic),
+        Placement::Static(spec) if mode.has_static_slots() => {
+            device.static_receiver(&name, spec, depth).map(SlotReceiver::Static)
+        }
+        _ => device.dynamic_receiver(&name, depth).map(SlotReceiver::Dynamic),
     };
     let receiver = receiver.map_err(|error| {
         GraphError::of_setting(
@@ -295,7 +305,7 @@ async fn unless_peer_fails<T>(
 fn addresses_given(context: &Context) -> Result<usize, GraphError> {
     let Context { peering, state, .. } = context;
     let me = state.me;
-    let slots = peering.modes.iter().filter(|mode| mode.uses_slots()).count();
+    let slots = peering.modes.iter().filter(|mode| mode.has_static_slots()).count();
     let mut given = 0;
     for part in (0..state.parts).filter(|part| *part != me.0) {
         let arriving = peering.placements.arriving(me);
@@ -447,7 +457,10 @@ async fn caller(context: PeerContext<'_>, mode: TransferMode) -> Result<Caller, 
             }
             Ok(Caller::Http2(PartsClient::new(channel).max_encoding_message_size(longest)))
         }
-        TransferMode::GrpcTcp | TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
+        TransferMode::GrpcTcp
+        | TransferMode::RdmaCp
+        | TransferMode::RdmaZerocp
+        | TransferMode::RdmaInPlace => {
             let channel = endpoint.connect().await;
             let lost =
                 |error| GraphError::from(Problem::PeerLost { peer: context.peer.0, source: Box::new(error) });
@@ -488,8 +501,10 @@ async fn attach(
 ) -> Result<SlotSender, GraphError> {
     let name = slot_name(context.key, mode, crossing);
     let sender = match &crossing.placement {
-        Placement::Static(spec) => channel.static_sender(&name, spec).await.map(SlotSender::Static),
-        Placement::Dynamic { .. } => channel.dynamic_sender(&name).await.map(SlotSender::Dynamic),
+        Placement::Static(spec) if mode.has_static_slots() => {
+            channel.static_sender(&name, spec).await.map(SlotSender::Static)
+        }
+        _ => channel.dynamic_sender(&name).await.map(SlotSender::Dynamic),
     };
     sender.map_err(|error| match error.kind() {
         TensorErrorKind::PeerLost | TensorErrorKind::Closed => {

@@ -49,7 +49,7 @@ use self::settings::{CONNECTION_WINDOW, MAX_CALLS, MAX_FRAME, MESSAGE_MARGIN, ST
 use self::threads::Threads;
 use crate::dataflow::Value;
 use crate::error::{GraphError, Problem};
-use crate::placement::Part;
+use crate::placement::{MemoryUse, Part};
 use crate::schedule::Transfers;
 use crate::transfer::proto::Details;
 use crate::transfer::proto::parts_server::PartsServer;
@@ -60,6 +60,7 @@ use crate::transfer::{
 use tonic_rdma::memory::Pool;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaServer};
 use tonic_rdma_tensor::unstable::bootstrap::{self, BootstrapCell, OwnRuntime};
+use tonic_rdma_tensor::unstable::preallocated_slots;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 use tonic_rdma_verbs::unstable::lock;
 
@@ -143,6 +144,14 @@ impl Session {
     /// Returns how many addresses of static slots were distributed when the parts connected.
     pub fn addresses_distributed(&self) -> Addresses {
         self.addresses
+    }
+
+    /// Returns the registered memory of the slots of this part, in all modes with slots. It was allocated
+    /// when the parts connected, as the analysis says
+    /// ([`Footprint::slots`](crate::placement::Footprint::slots)).
+    pub fn memory(&self) -> MemoryUse {
+        let (preallocated, used) = preallocated_slots(&self.core.device);
+        MemoryUse { preallocated, used, beyond: 0, refused: 0 }
     }
 
     /// Returns the transfers of a mode, for one executor. The transfers of several modes may be used in turn,

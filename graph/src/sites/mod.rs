@@ -20,13 +20,16 @@ mod tests;
 
 use std::sync::Mutex;
 
+use rustix::param::page_size;
 use serde::{Deserialize, Serialize};
+use tonic_rdma::memory::Budget;
 use tonic_rdma::memory::sites::{NodeScope, SiteAllocator};
 use tonic_rdma_tensor::{Tensor, TensorSpec};
-use tonic_rdma_verbs::unstable::lock;
+use tonic_rdma_verbs::unstable::{RegionPool, lock};
 
-use crate::dataflow::{KernelError, NodeId, Topology, Value};
-use crate::placement::{Crossing, CrossingId};
+use crate::dataflow::{Hosted, KernelError, NodeId, Topology, Value};
+use crate::error::GraphError;
+use crate::placement::{Crossing, CrossingId, MemoryUse, Part, Placements};
 
 /// The allocation sites of the crossing tensors of a process.
 #[derive(Debug)]
@@ -101,6 +104,68 @@ impl NodeSites {
         Self { trace: SiteAllocator::tracing(limit_bytes).ok(), ..Self::untraced(graph) }
     }
 
+    /// Makes the table of a part, and preallocates the registered memory that the analysis says this part
+    /// sends from ([`Footprint::sends`](crate::placement::Footprint::sends)): a buffer for each tensor of
+    /// known shape and step in flight. Tensors of unknown shape get memory when they need it. At most 2 GiB
+    /// come on top of what is preallocated. What finds no registered memory is copied, and
+    /// [`memory`](Self::memory) counts it.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use tonic_rdma_graph::GraphError;
+    /// use tonic_rdma_graph::dataflow::{Topology, Value};
+    /// use tonic_rdma_graph::placement::{Part, Placements};
+    /// use tonic_rdma_graph::schedule::Executor;
+    /// use tonic_rdma_graph::sites::NodeSites;
+    ///
+    /// /// Sends tensors from where the nodes of part 1 make them. Two steps are in flight.
+    /// fn traced<V: Value>(
+    ///     executor: Executor<V>,
+    ///     graph: &Topology,
+    ///     placements: &Placements,
+    /// ) -> Result<Executor<V>, GraphError> {
+    ///     let sites = NodeSites::preallocated(graph, placements, Part(1), 2)?;
+    ///     Ok(executor.sites(Arc::new(sites)).window(2))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The system has not enough memory.
+    pub fn preallocated(
+        graph: &Topology,
+        placements: &Placements,
+        part: Part,
+        window: usize,
+    ) -> Result<Self, GraphError> {
+        let lengths = || placements.send_lengths(part, window);
+        let bytes = lengths().fold(0, |all: u64, length| all.saturating_add(length as u64 + 4096));
+        let sites = Self::new(graph, bytes.saturating_add(Budget::DEFAULT_LIMIT));
+        if let Some(trace) = &sites.trace {
+            let failed = |error| {
+                let reason =
+                    format!("part {part} sends from {bytes} bytes, and they can't be allocated: {error}");
+                GraphError::of_setting("memory", reason)
+            };
+            trace.pool().preallocate(lengths()).map_err(failed)?;
+        }
+        Ok(sites)
+    }
+
+    /// Returns the registered memory that this process sends from. It is zero if the allocator does not
+    /// trace.
+    pub fn memory(&self) -> MemoryUse {
+        let Some(trace) = &self.trace else { return MemoryUse::default() };
+        let report = trace.report();
+        let pool = report.pool;
+        MemoryUse {
+            preallocated: pool.preallocated,
+            used: pool.preallocated_used,
+            beyond: pool.registered.saturating_sub(pool.preallocated.next_multiple_of(page_size() as u64)),
+            refused: report.refused,
+        }
+    }
+
     /// Makes a table that counts crossing tensors, and knows no sites.
     ///
     /// ```
@@ -143,6 +208,21 @@ impl NodeSites {
         crossing.placement.check(spec)?;
         let _receive = self.begin(SiteOwner::Receive(crossing.id.0));
         V::filled(spec, fill)
+    }
+
+    /// Makes a tensor in memory of `pool`, into which a tensor that is announced will be read. Returns
+    /// `None` if the engine can't do that, or the content would not fit: [`filled`](Self::filled) then
+    /// makes the value, or says what is wrong. Call this on the thread of the executor.
+    pub(crate) fn hosted<V: Value>(
+        &self,
+        crossing: &Crossing,
+        spec: &TensorSpec,
+        pool: &RegionPool,
+    ) -> Option<Hosted<V>> {
+        self.trace.as_ref()?;
+        crossing.placement.check(spec).ok()?;
+        let _receive = self.begin(SiteOwner::Receive(crossing.id.0));
+        V::hosted(spec, pool).ok()?
     }
 
     /// Notes that a tensor is about to be sent. Call this with the tensor that is given to the sender.

@@ -55,7 +55,7 @@ pub(crate) struct CallTransfers {
     mode: TransferMode,
     window: u64,
     outgoing: HashMap<CrossingId, Outgoing>,
-    incoming: HashMap<CrossingId, (Crossing, Arc<Mailbox>)>,
+    incoming: HashMap<CrossingId, (Crossing, Arc<Mailbox>, CrossingCounts)>,
     /// Woken when no call is in flight any more.
     flushed: Arc<WakerCell>,
 }
@@ -92,8 +92,9 @@ impl CallTransfers {
             let counts = CrossingCounts::default();
             (crossing.id, Outgoing { crossing, caller, key, sequence: 0, counts, calls })
         });
+        let counts = CrossingCounts::default();
         let incoming =
-            ends.mailboxes.into_iter().map(|(crossing, mailbox)| (crossing.id, (crossing, mailbox)));
+            ends.mailboxes.into_iter().map(|(crossing, mailbox)| (crossing.id, (crossing, mailbox, counts)));
         let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
         Self { session, mode: ends.mode, window: ends.window.max(1) as u64, outgoing, incoming, flushed }
     }
@@ -143,7 +144,7 @@ impl<V: Value> Transport<V> for CallTransfers {
         sites: &NodeSites,
         waker: Option<&Waker>,
     ) -> Result<Option<V>, GraphError> {
-        let Some((crossing, mailbox)) = self.incoming.get(&crossing) else {
+        let Some((crossing, mailbox, counts)) = self.incoming.get_mut(&crossing) else {
             return Err(self.session.unknown(crossing, step));
         };
         if let Some(waker) = waker {
@@ -158,6 +159,8 @@ impl<V: Value> Transport<V> for CallTransfers {
         if came != step {
             return Err(failed(format!("step {came} came in its place").into()));
         }
+        counts.received += 1;
+        counts.received_copied += u64::from(!content.is_empty());
         let value = sites.filled(crossing, &spec, &mut |memory| copy(&content, memory));
         value.map(Some).map_err(failed)
     }
@@ -194,7 +197,8 @@ impl<V: Value> Transport<V> for CallTransfers {
     }
 
     fn counts(&self, crossing: CrossingId) -> CrossingCounts {
-        self.outgoing.get(&crossing).map(|out| out.counts).unwrap_or_default()
+        let sent = self.outgoing.get(&crossing).map(|out| out.counts);
+        sent.or_else(|| Some(self.incoming.get(&crossing)?.2)).unwrap_or_default()
     }
 
     fn abort(&mut self, reason: &str) {

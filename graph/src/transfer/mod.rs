@@ -7,11 +7,13 @@
 //!  grpc-native   a unary call over RDMA              the same
 //!  rdma-cp       a copy, and a WRITE into a slot     a copy, a WRITE of metadata, and a READ by the receiver
 //!  rdma-zerocp   a WRITE into a slot                 a WRITE of metadata, and a READ by the receiver
+//!  rdma-in-place a WRITE of metadata, and a READ     the same
 //! ```
 //!
 //! The thread of the executor polls slots itself, which costs a load. Calls run on the threads of the
-//! session. In all modes the receiver copies the content once, out of the slot or the message, into the
-//! memory of its engine.
+//! session. The receiver copies the content once, out of a static slot or a message, into the memory of its
+//! engine. What it reads goes to the memory of the engine at once, if the engine can have it there
+//! ([`Value::hosted`](crate::dataflow::Value::hosted)).
 //!
 //! This module never decides how a tensor is placed, and never connects: the [session](crate::session) hands
 //! it open connections.
@@ -39,7 +41,7 @@ pub(crate) use self::state::{Mailboxes, Service, SessionState};
 /// let mode: TransferMode = "rdma-zerocp".parse()?;
 /// assert!(mode == TransferMode::RdmaZerocp && mode.uses_slots());
 /// let error = "tcp".parse::<TransferMode>().unwrap_err();
-/// assert_eq!(error.reason(), "\"tcp\" is no mode; use grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp");
+/// assert!(error.reason().ends_with("use grpc-tcp, grpc-rdma, grpc-native, rdma-cp, rdma-zerocp or rdma-in-place"));
 /// # Ok::<(), tonic_rdma_graph::GraphError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -56,15 +58,23 @@ pub enum TransferMode {
     RdmaCp,
     /// Slots. A tensor in registered memory is sent from where it lies (the paper's RDMA.zerocp).
     RdmaZerocp,
+    /// Dynamic slots for all tensors. The receiver reads a tensor from where it lies at the sender to where
+    /// its engine computes with it.
+    RdmaInPlace,
 }
 
 impl TransferMode {
     /// All modes.
-    pub const ALL: [Self; 5] =
-        [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcNative, Self::RdmaCp, Self::RdmaZerocp];
+    pub const ALL: [Self; 6] =
+        [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcNative, Self::RdmaCp, Self::RdmaZerocp, Self::RdmaInPlace];
 
     /// Returns whether tensors move through slots, without calls.
     pub fn uses_slots(self) -> bool {
+        self.has_static_slots() || self == Self::RdmaInPlace
+    }
+
+    /// Returns whether static tensors move through static slots.
+    pub fn has_static_slots(self) -> bool {
         matches!(self, Self::RdmaCp | Self::RdmaZerocp)
     }
 
@@ -79,4 +89,8 @@ impl TransferMode {
     }
 }
 
-crate::error::named!(TransferMode, "mode", "grpc-tcp, grpc-rdma, grpc-native, rdma-cp or rdma-zerocp");
+crate::error::named!(
+    TransferMode,
+    "mode",
+    "grpc-tcp, grpc-rdma, grpc-native, rdma-cp, rdma-zerocp or rdma-in-place"
+);

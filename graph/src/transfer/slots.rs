@@ -1,16 +1,17 @@
 //! The modes without calls: each crossing tensor has a slot at its receiver.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::ops::Range;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
-use crate::dataflow::{KernelError, Value};
+use crate::dataflow::{Hosted, KernelError, Value};
 use crate::error::GraphError;
 use crate::placement::{Crossing, CrossingId, Part};
 use crate::schedule::{CrossingCounts, Start, Transport, Unfinished};
@@ -19,11 +20,12 @@ use crate::transfer::TransferMode;
 use crate::transfer::peers::{Agreement, SessionHandle};
 use tonic_rdma::memory::Pool;
 use tonic_rdma::unstable::waits;
-use tonic_rdma_tensor::unstable::OwnPolling;
+use tonic_rdma_tensor::unstable::{OwnPolling, announced, hosting_pool, try_recv_into};
 use tonic_rdma_tensor::{
-    DynamicReceiver, DynamicSender, RdmaDevice, SentCounts, StaticReceiver, StaticSender, Tensor,
-    TensorError, TensorErrorKind, TensorMut,
+    DynamicReceiver, DynamicSender, MemRegion, Metadata, MetadataLayout, RdmaDevice, SentCounts,
+    StaticReceiver, StaticSender, Tensor, TensorError, TensorErrorKind, TensorMut,
 };
+use tonic_rdma_verbs::unstable::RegionPool;
 
 /// How often a flush counts the pending sends of a crossing tensor.
 const COUNT: Duration = Duration::from_millis(50);
@@ -50,7 +52,7 @@ pub(crate) struct SlotEndpoints {
 }
 
 /// The transfers of `rdma-cp` and `rdma-zerocp`.
-pub(crate) struct SlotTransfers {
+pub(crate) struct SlotTransfers<V> {
     session: SessionHandle,
     device: RdmaDevice,
     /// `Some` while the executor's thread polls slots itself: then arrivals and completions wake no other
@@ -59,7 +61,7 @@ pub(crate) struct SlotTransfers {
     /// Registered memory for copies, if all tensors are copied (`rdma-cp`).
     copies: Option<Pool>,
     outgoing: HashMap<CrossingId, Outgoing>,
-    incoming: HashMap<CrossingId, Incoming>,
+    incoming: HashMap<CrossingId, Incoming<V>>,
     agreement: Agreement,
 }
 
@@ -73,12 +75,18 @@ struct Outgoing {
     pending: u64,
 }
 
-struct Incoming {
+struct Incoming<V> {
     crossing: Crossing,
     /// A task only waits for a tensor. The executor's thread takes it, so that what the engine allocates
     /// belongs to the receive.
     receiver: Lendable<SlotReceiver>,
+    /// Tensors of the engine into which the content is being read: the address, and what makes the value.
+    hosted: VecDeque<(usize, Finish<V>)>,
+    counts: CrossingCounts,
 }
+
+/// Makes the value of a tensor of the engine, once the content is there.
+type Finish<V> = Box<dyn FnOnce(MemRegion) -> Result<V, KernelError> + Send>;
 
 /// What a sender waits for.
 #[derive(Clone, Copy)]
@@ -95,7 +103,7 @@ enum SlotError {
     Other(KernelError),
 }
 
-impl SlotTransfers {
+impl<V: Value> SlotTransfers<V> {
     /// Makes the transfers of slots that are attached. Tensors are copied to `copies` if it is there.
     pub(crate) fn new(
         session: SessionHandle,
@@ -111,10 +119,19 @@ impl SlotTransfers {
             (crossing.id, Outgoing { crossing, sender: Lendable::new(sender), counts, copied: 0, pending: 0 })
         });
         let incoming = ends.receivers.into_iter().map(|(crossing, receiver)| {
-            (crossing.id, Incoming { crossing, receiver: Lendable::new(receiver) })
+            let (hosted, counts) = (VecDeque::new(), CrossingCounts::default());
+            (crossing.id, Incoming { crossing, receiver: Lendable::new(receiver), hosted, counts })
         });
         let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
         Self { session, device, polling: None, copies, outgoing, incoming, agreement }
+    }
+
+    /// Gives the memory of earlier tensors back. A part that receives tensors begins to poll when it first
+    /// looks for one.
+    fn poll(&mut self) {
+        if self.polling.is_some() || self.incoming.is_empty() {
+            self.polls().poll();
+        }
     }
 
     /// Notes that the executor polls slots itself from now on.
@@ -123,7 +140,7 @@ impl SlotTransfers {
     }
 }
 
-impl<V: Value> Transport<V> for SlotTransfers {
+impl<V: Value> Transport<V> for SlotTransfers<V> {
     fn begin(&mut self, steps: &Range<u64>) {
         self.agreement.begin(&self.session, steps);
     }
@@ -136,12 +153,12 @@ impl<V: Value> Transport<V> for SlotTransfers {
         self.agreement.unheard(&self.session)
     }
 
+    fn recycle(&mut self) {
+        self.poll();
+    }
+
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {
-        // A part that receives tensors begins to poll when it first looks for one.
-        if self.polling.is_some() || self.incoming.is_empty() {
-            // Gives the memory of earlier tensors back.
-            self.polls().poll();
-        }
+        self.poll();
         let session = &self.session;
         let out = self.outgoing.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, step))?;
         let peer = out.crossing.to;
@@ -165,7 +182,8 @@ impl<V: Value> Transport<V> for SlotTransfers {
             Some(_) => self.polling = None,
         }
         let session = &self.session;
-        let Incoming { crossing, receiver } =
+        let pool = hosting_pool(&self.device);
+        let Incoming { crossing, receiver, hosted, counts } =
             self.incoming.get_mut(&crossing).ok_or_else(|| session.unknown(crossing, step))?;
         let peer = crossing.from;
         loop {
@@ -175,14 +193,18 @@ impl<V: Value> Transport<V> for SlotTransfers {
             let health = session.peers.check(peer);
             let here = receiver.here(waker).map_err(|error| crossing.failed(peer, step, error))?;
             let Some(slot) = here else { return Ok(None) };
-            let connected = match slot.try_take(crossing, sites) {
-                Ok(Some(value)) => return Ok(Some(value)),
+            let connected = match slot.try_take(crossing, sites, hosted, pool) {
+                Ok(Some((value, is_copy))) => {
+                    counts.received += 1;
+                    counts.received_copied += u64::from(is_copy);
+                    return Ok(Some(value));
+                }
                 Ok(None) => health.map(|()| true)?,
                 Err(error) => session.slot_error(crossing, peer, step, error).map(|()| false)?,
             };
             let Some(mut changes) = changes else { return Ok(None) };
             receiver.lend(&session.runtime, |mut receiver| async move {
-                wait(connected, receiver.arrived(), &mut changes).await;
+                wait(connected, receiver.stirs(), &mut changes).await;
                 receiver
             });
         }
@@ -212,7 +234,8 @@ impl<V: Value> Transport<V> for SlotTransfers {
     }
 
     fn counts(&self, crossing: CrossingId) -> CrossingCounts {
-        self.outgoing.get(&crossing).map(|out| out.counts).unwrap_or_default()
+        let sent = self.outgoing.get(&crossing).map(|out| out.counts);
+        sent.or_else(|| Some(self.incoming.get(&crossing)?.counts)).unwrap_or_default()
     }
 
     fn spin(&self) -> Duration {
@@ -343,20 +366,58 @@ impl SlotSender {
 }
 
 impl SlotReceiver {
-    /// Takes the next tensor if it is here, and copies it into the memory of the engine.
-    /// [`NodeSites::filled`] checks its type and shape.
-    fn try_take<V: Value>(&mut self, crossing: &Crossing, sites: &NodeSites) -> Result<Option<V>, SlotError> {
-        let value = of_either!(self, receiver => {
-            let Some(arrived) = receiver.try_recv()? else { return Ok(None) };
-            let fill = &mut |memory: &mut [u8]| arrived.copy_to(memory).map_err(KernelError::from);
-            sites.filled(crossing, arrived.spec(), fill)
-        });
-        value.map(Some).map_err(SlotError::Other)
+    /// Takes the next tensor if it is here, and returns whether it was copied. A dynamic tensor is read
+    /// into a tensor of the engine, which is among `hosted` meanwhile, if the engine has them. Any other
+    /// tensor is copied into the memory of the engine. [`NodeSites::filled`] checks its type and shape.
+    fn try_take<V: Value>(
+        &mut self,
+        crossing: &Crossing,
+        sites: &NodeSites,
+        hosted: &mut VecDeque<(usize, Finish<V>)>,
+        pool: &RegionPool,
+    ) -> Result<Option<(V, bool)>, SlotError> {
+        let receiver = match self {
+            Self::Static(receiver) => {
+                let Some(arrived) = receiver.try_recv()? else { return Ok(None) };
+                let fill = &mut |memory: &mut [u8]| arrived.copy_to(memory).map_err(KernelError::from);
+                let value = sites.filled(crossing, arrived.spec(), fill).map_err(SlotError::Other)?;
+                return Ok(Some((value, arrived.spec().bytes() != Some(0))));
+            }
+            Self::Dynamic(receiver) => receiver,
+        };
+        let memory = &mut |metadata: &Metadata| {
+            let is_dense = matches!(metadata.layout, MetadataLayout::Dense);
+            let Hosted { memory, finish } =
+                is_dense.then(|| sites.hosted(crossing, &metadata.spec, pool)).flatten()?;
+            hosted.push_back((memory.as_ptr().addr(), finish));
+            Some(memory)
+        };
+        let (taken, reads) = try_recv_into(receiver, memory);
+        let Ok(Some((metadata, region))) = taken else {
+            // Without those whose read has not begun, after all.
+            hosted.truncate(reads);
+            return Ok(taken.map(|_| None)?);
+        };
+        // Reads that the receiver began itself have no tensor here. They are in order.
+        if hosted.front().is_some_and(|(address, _)| *address == region.as_ptr().addr())
+            && let Some((_, finish)) = hosted.pop_front()
+        {
+            hosted.truncate(reads);
+            return finish(region).map(|value| Some((value, false))).map_err(SlotError::Other);
+        }
+        let length = metadata.bytes();
+        let tensor = Tensor::deserialize(&metadata, Bytes::from_owner(region).slice(..length as usize))?;
+        let fill = &mut |memory: &mut [u8]| tensor.copy_to(memory).map_err(KernelError::from);
+        let value = sites.filled(crossing, tensor.spec(), fill).map_err(SlotError::Other)?;
+        Ok(Some((value, length > 0)))
     }
 
-    /// Waits until the next tensor is here, and does not take it.
-    async fn arrived(&mut self) -> Result<(), TensorError> {
-        of_either!(self, receiver => receiver.arrived().await)
+    /// Waits until the next tensor is here, or can be read, and does not take it.
+    async fn stirs(&mut self) -> Result<(), TensorError> {
+        match self {
+            Self::Static(receiver) => receiver.arrived().await,
+            Self::Dynamic(receiver) => announced(receiver).await,
+        }
     }
 }
 

@@ -23,6 +23,8 @@ fn options_that_make_no_sense_are_named() {
     refused(&["model.onnx", "--parts", "0"], &["--parts", "from 1 to 64"]);
     refused(&["model.onnx", "--mode", "tcp"], &["--mode", "tcp", "grpc-tcp"]);
     refused(&["model.onnx", "--receive", "never"], &["--receive", "never", "blocking"]);
+    refused(&["model.onnx", "--memory", "much"], &["--memory", "much"]);
+    refused(&["model.onnx", "--threads", "0"], &["--threads", "from 1 to 64"]);
     refused(&["model.onnx", "--hosts", "one:1,two:2", "--parts", "3"], &["--hosts", "3 parts"]);
     refused(&["model.onnx", "--hosts", "one"], &["--hosts", "HOST:PORT"]);
     refused(&["model.onnx", "--json", "no/such/folder/rows.json"], &["--json", "no/such/folder/rows.json"]);
@@ -44,6 +46,9 @@ fn models_that_cannot_be_split_as_asked_are_named() {
     let (folder, path) = file(&onnx::convolutions());
     let model = path.to_str().unwrap();
     refused(&[model, "--parts", "64"], &["--parts", "64 parts"]);
+    refused(&[model, "--memory", "1KiB"], &["--memory: 1024 bytes are too little", "are the least: part"]);
+    let several = ["--threads", "2", "--receive", "blocking"];
+    refused(&[&[model], &several[..]].concat(), &["--threads 2", "blocking"]);
     refused(&[model, "--cut", "no_such_node"], &["--cut", "no_such_node", "--nodes"]);
     refused(&[model, "--parts", "4", "--cut", "conv1"], &["--parts 4", "--cut"]);
     refused(&[model, "--symbol", "picture:0=N"], &["picture", "image"]);
@@ -53,6 +58,4 @@ fn models_that_cannot_be_split_as_asked_are_named() {
     // Later nodes of the model can't be in earlier parts.
     refused(&[model, "--assign", list.to_str().unwrap()], &["--assign", "part 1", "part 0"]);
     refused(&[model, "--assign", "no-such-list"], &["--assign", "no-such-list"]);
-    let (_folder, alone) = file(&onnx::operator("Relu"));
-    refused(&[alone.to_str().unwrap(), "--parts", "2"], &["--parts", "2 parts"]);
 }

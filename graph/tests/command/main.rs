@@ -9,10 +9,14 @@
 
 mod bad_input;
 mod hosts;
+mod light;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../onnx/mod.rs"]
 mod onnx;
 mod page;
 mod processes;
 mod results;
+mod sweep;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

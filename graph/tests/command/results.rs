@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{file, onnx, run, stderr, stdout};
 
-const MODES: [&str; 5] = ["grpc-tcp", "grpc-rdma", "grpc-native", "rdma-cp", "rdma-zerocp"];
+const MODES: [&str; 6] = ["grpc-tcp", "grpc-rdma", "grpc-native", "rdma-cp", "rdma-zerocp", "rdma-in-place"];
 
 /// Runs the model of convolutions, and returns the JSON, what the terminal shows, and the plot.
 fn measure(arguments: &[&str]) -> (Value, String, String) {
@@ -56,13 +56,14 @@ fn a_model_in_two_parts_gives_what_the_unsplit_model_gives_in_all_modes() {
     }
     for row in json["modes"].as_array().unwrap() {
         let sent = crossing * later;
-        let copies = if row["mode"] == "rdma-zerocp" { 0 } else { sent };
-        assert_eq!(
-            (row["sent"].as_u64(), row["sender_copies"].as_u64()),
-            (Some(sent), Some(copies)),
-            "{row}"
-        );
-        assert!(text.contains(&format!("{copies} / {sent}")), "{text}");
+        let (before, after) = match row["mode"].as_str().unwrap() {
+            "rdma-zerocp" => (0, sent),
+            "rdma-in-place" => (0, 0),
+            _ => (sent, sent),
+        };
+        let counts = ["sent", "sender_copies", "received", "receiver_copies"];
+        assert_eq!(counts.map(|field| row[field].as_u64().unwrap()), [sent, before, sent, after], "{row}");
+        assert!(text.contains(&format!("{before} / {sent}")), "{text}");
         // The model has one result.
         assert_eq!(row["checked"], (crossing + 1) * (1 + 2 + 2 * 3), "{row}");
     }
@@ -83,10 +84,78 @@ fn a_model_in_four_parts_with_a_symbolic_batch_crosses_through_dynamic_slots() {
     for tensor in tensors {
         assert_eq!(tensor["placement"], "dynamic", "{tensor}");
         assert_eq!(tensor["sender_copies"], 0, "{tensor}");
+        // What is read goes to where the engine computes.
+        let zerocp = json["modes"].as_array().unwrap().iter().find(|row| row["mode"] == "rdma-zerocp");
+        assert_eq!(zerocp.unwrap()["receiver_copies"], 0, "{zerocp:?}");
         let why = tensor["why"].as_str().unwrap();
         assert!(why.contains('N') && why.contains("image"), "{why}");
     }
     assert_eq!(json["nodes"].as_array().unwrap().len(), 4);
+}
+
+/// Returns the numbers of the memory of each part: slots and sends, each with preallocated, used, beyond and
+/// refused.
+fn memory(json: &Value) -> Vec<[[u64; 4]; 2]> {
+    let numbers = |part: &Value, of: &str| {
+        ["preallocated", "used", "beyond", "refused"].map(|field| part[of][field].as_u64().unwrap())
+    };
+    let parts = json["memory"].as_array().unwrap().iter();
+    parts.map(|part| ["slots", "sends"].map(|of| numbers(part, of))).collect()
+}
+
+#[test]
+fn what_the_analysis_preallocates_is_what_is_used() {
+    for parts in ["2", "4"] {
+        let (json, text, _) = measure(&["--parts", parts, "--micro-batches", "3"]);
+        check_modes(&json, &MODES);
+        let bytes = |tensor: &Value| tensor["bytes"].as_u64().unwrap();
+        let tensors = json["tensors"].as_array().unwrap();
+        for (part, [slots, sends]) in memory(&json).into_iter().enumerate() {
+            let crossing =
+                |side: &str| -> u64 { tensors.iter().filter(|tensor| tensor[side] == part).map(bytes).sum() };
+            for ([preallocated, used, beyond, refused], content) in
+                // Two modes have static slots. Each tensor has a buffer for each micro-batch under way.
+                [(slots, 2 * 3 * crossing("to")), (sends, 3 * crossing("from"))]
+            {
+                assert!(used >= preallocated - preallocated / 20, "part {part}: {used} of {preallocated}");
+                assert_eq!((beyond, refused), (0, 0), "part {part}");
+                let overhead = preallocated - content;
+                assert!(overhead <= content / 20 + 2048, "part {part}: {preallocated} for {content}");
+            }
+            assert!(text.contains(&format!("registered memory of part {part}: ")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn less_memory_makes_the_largest_tensors_dynamic_and_too_little_is_an_error() {
+    let (_folder, model) = file(&onnx::convolutions());
+    let arguments = [model.to_str().unwrap(), "--mode", "rdma-zerocp", "--parts", "3", "--memory", "100"];
+    let output = run(&arguments);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let least =
+        text.split_once("too little, ").and_then(|(_, rest)| rest.split_once(" are the least")).unwrap();
+
+    let arguments = ["--mode", "rdma-zerocp", "--parts", "3", "--memory", least.0, "--explain"];
+    let (json, text, _) = measure(&arguments);
+    check_modes(&json, &["rdma-zerocp"]);
+    let dynamic = |tensor: &&Value| tensor["placement"] == "dynamic";
+    let tensors = json["tensors"].as_array().unwrap();
+    assert!(tensors.iter().any(|tensor| dynamic(&tensor)), "{tensors:?}");
+    for tensor in tensors.iter().filter(dynamic) {
+        let why = tensor["why"].as_str().unwrap();
+        assert!(why.contains("all dimensions are known, but") && text.contains(why), "{why}");
+        assert_eq!(tensor["sender_copies"], 0, "{tensor}");
+    }
+    let reserved = memory(&json).into_iter().map(|[slots, sends]| slots[0] + sends[0]).max().unwrap();
+    assert!(reserved <= least.0.parse().unwrap(), "{reserved} of {}", least.0);
+}
+
+#[test]
+fn several_threads_give_what_the_unsplit_model_gives() {
+    let (json, ..) = measure(&["--threads", "3", "--mode", "grpc-tcp,rdma-zerocp", "--micro-batches", "3"]);
+    check_modes(&json, &["grpc-tcp", "rdma-zerocp"]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::slots::slot::{AttachedSender, Receiver};
 use crate::types::{Metadata, Tensor};
 use crate::wire::tensor_frame::TensorMemory;
 use crate::wire::tensor_metadata::WireMetadata;
+use tonic_rdma_verbs::memory::MemRegion;
 use tonic_rdma_verbs::unstable::{Grant, LocalMemory, RemoteRange, Revocation, Transfer, TransferKind};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
@@ -251,7 +252,52 @@ impl DynamicReceiver {
     /// [`NoMemory`](crate::TensorErrorKind::NoMemory) and [`Busy`](crate::TensorErrorKind::Busy) the tensor
     /// can be taken again.
     pub fn try_recv(&mut self) -> Result<Option<Tensor>, TensorError> {
-        if !self.advance()? {
+        let Some((metadata, region, by)) = self.take_read(&mut |_| None)? else { return Ok(None) };
+        let bytes = freeze(region, metadata.bytes());
+        let read =
+            Tensor::deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)));
+        if read.is_err() {
+            self.put_back();
+        }
+        read.map(Some)
+    }
+
+    /// Takes the next tensor as [`try_recv`](Self::try_recv) does, in the memory into which it was read.
+    /// `memory` gives memory for a tensor that is about to be read, of [`Metadata::bytes`] bytes. If it gives
+    /// none, or memory of another length, the receiver takes its own.
+    ///
+    /// # Errors
+    /// Those of [`try_recv`](Self::try_recv).
+    pub(crate) fn try_recv_into(
+        &mut self,
+        memory: &mut dyn FnMut(&Metadata) -> Option<MemRegion>,
+    ) -> Result<Option<(Metadata, MemRegion)>, TensorError> {
+        Ok(self.take_read(memory)?.map(|(metadata, region, _)| (metadata, region)))
+    }
+
+    /// Returns the number of tensors that are being read, or have been read and are not taken.
+    pub(crate) fn reads(&self) -> usize {
+        self.reading.len()
+    }
+
+    /// Waits until the next tensor is announced or, if it is being read, has been read. Begins no read.
+    ///
+    /// # Errors
+    /// The sender is lost.
+    pub(crate) async fn stirs(&mut self) -> Result<(), TensorError> {
+        consume_budget().await;
+        let Some(first) = self.reading.front() else { return self.receiver.wait().await };
+        let outcome = Arc::clone(&first.outcome);
+        poll_fn(|context| outcome.poll_over(context)).await;
+        Ok(())
+    }
+
+    /// Takes the next tensor that has been read.
+    fn take_read(
+        &mut self,
+        memory: &mut dyn FnMut(&Metadata) -> Option<MemRegion>,
+    ) -> Result<Option<(Metadata, MemRegion, AttachedSender)>, TensorError> {
+        if !self.advance(memory)? {
             return Ok(None);
         }
         let outcome = self.reading.front().and_then(|reading| reading.outcome.take());
@@ -259,16 +305,19 @@ impl DynamicReceiver {
         let Some(PendingRead { metadata, by, .. }) = self.reading.pop_front() else { return Ok(None) };
         self.receiver.release();
         let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
-        let read = outcome.result.and_then(|()| {
-            let bytes = freeze(region, metadata.bytes());
-            Tensor::deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))
-        });
-        if read.is_err() {
-            // The link has ended, so no tensor behind this one is delivered either.
-            self.receiver.put_back(self.reading.len() as u64);
-            self.reading.clear();
+        match outcome.result {
+            Ok(()) => Ok(Some((metadata, region, by))),
+            Err(error) => {
+                self.put_back();
+                Err(error)
+            }
         }
-        read.map(Some)
+    }
+
+    /// Leaves the tensors that are being read: the link has ended, so none of them is delivered.
+    fn put_back(&mut self) {
+        self.receiver.put_back(self.reading.len() as u64);
+        self.reading.clear();
     }
 
     /// Waits for the next tensor, and reads it. Dropping the future loses nothing.
@@ -326,7 +375,7 @@ impl DynamicReceiver {
     /// is the error of the next [`try_recv`](Self::try_recv).
     pub async fn arrived(&mut self) -> Result<(), TensorError> {
         consume_budget().await;
-        while !self.advance()? {
+        while !self.advance(&mut |_| None)? {
             let Some(first) = self.reading.front() else {
                 self.receiver.wait().await?;
                 continue;
@@ -351,9 +400,12 @@ impl DynamicReceiver {
 
     /// Begins to read the tensors that the sender has announced, as far as they may be read at once. Returns
     /// whether the first read is over.
-    fn advance(&mut self) -> Result<bool, TensorError> {
+    fn advance(
+        &mut self,
+        memory: &mut dyn FnMut(&Metadata) -> Option<MemRegion>,
+    ) -> Result<bool, TensorError> {
         self.is_held_back = false;
-        while self.has_buffer() && self.begin_next()? {}
+        while self.has_buffer() && self.begin_next(memory)? {}
         let Some(first) = self.reading.front() else { return Ok(false) };
         if !first.outcome.is_over() {
             first.by.link.poll(first.by.port);
@@ -367,7 +419,10 @@ impl DynamicReceiver {
     }
 
     /// Begins to read the next tensor. Returns false if none is announced, or if it can't be read ahead.
-    fn begin_next(&mut self) -> Result<bool, TensorError> {
+    fn begin_next(
+        &mut self,
+        memory: &mut dyn FnMut(&Metadata) -> Option<MemRegion>,
+    ) -> Result<bool, TensorError> {
         let reads_ahead = !self.reading.is_empty();
         let start = match self.receiver.take() {
             Ok(Some(start)) => start,
@@ -376,7 +431,7 @@ impl DynamicReceiver {
             Err(_) if reads_ahead => return Ok(false),
             Err(error) => return Err(error),
         };
-        let begun = self.begin(start, reads_ahead);
+        let begun = self.begin(start, reads_ahead, memory);
         if !matches!(begun, Ok(true)) {
             // The tensor can be taken again.
             self.receiver.put_back(1);
@@ -388,7 +443,12 @@ impl DynamicReceiver {
     /// Begins to read the tensor that the announcement at `start` describes. Returns false if the tensor
     /// can't be read ahead. While other tensors are being read, an impossible announcement is not reported,
     /// because those tensors come first.
-    fn begin(&mut self, start: usize, reads_ahead: bool) -> Result<bool, TensorError> {
+    fn begin(
+        &mut self,
+        start: usize,
+        reads_ahead: bool,
+        memory: &mut dyn FnMut(&Metadata) -> Option<MemRegion>,
+    ) -> Result<bool, TensorError> {
         let by = self.receiver.attached()?;
         let (metadata, place) = match self.announced(start) {
             Ok(announced) => announced,
@@ -399,7 +459,8 @@ impl DynamicReceiver {
         if reads_ahead && !self.may_read_ahead(length) {
             return Ok(false);
         }
-        let region = self.region_cache.take(length)?;
+        let given = memory(&metadata).filter(|region| length > 0 && region.len() as u64 == length);
+        let region = given.map_or_else(|| self.region_cache.take(length), Ok)?;
         let outcome = Arc::new(OutcomeCell::default());
         let (token, local) = (Token::future(&outcome), LocalMemory::Region(region));
         if length == 0 {

@@ -36,6 +36,8 @@
 pub mod dlpack;
 mod extents;
 mod gather;
+#[cfg(feature = "tract")]
+mod hosted;
 mod in_flight;
 mod index;
 mod pool;
@@ -57,6 +59,8 @@ pub use settings::{Budget, PoolSettings, PoolStatistics, Quota};
 pub(crate) mod machinery {
     pub use super::extents::{Landed, Landing, LandingPool, free_for_landings};
     pub use super::gather::{GatherBuf, LargePart};
+    #[cfg(feature = "tract")]
+    pub use super::hosted::HostedTensor;
     pub use super::in_flight::{
         CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, RequestPart, Transfer,
         TransferKind, TransferLimits,

@@ -70,11 +70,12 @@ impl MemRegion {
         Ok(Self { slab: Arc::new(slab), range: 0..length, extent: None })
     }
 
-    /// Makes a region of the first `length` bytes of an extent.
-    fn of_extent(extent: HeldExtent, length: usize) -> Result<Self, VerbsError> {
+    /// Makes a region of the first `length` bytes of an extent. Whoever has another clone of the extent
+    /// leaves its bytes alone as long as the region is there.
+    pub(super) fn of_extent(extent: Arc<HeldExtent>, length: usize) -> Result<Self, VerbsError> {
         let start = extent.offset_in_slab(0, length)?;
         let slab = Arc::clone(extent.slab());
-        Ok(Self { slab, range: start..start + length, extent: Some(Arc::new(extent)) })
+        Ok(Self { slab, range: start..start + length, extent: Some(extent) })
     }
 
     /// Splits the region at byte `at`, and returns the part from there on. `self` keeps the first part. Both
@@ -273,8 +274,12 @@ impl RegionPool {
     /// # Errors
     /// The length exceeds the address space, the budget is used up, or the system can't map the memory.
     pub fn take(&self, length: usize) -> Result<MemRegion, VerbsError> {
-        let extent = self.pool.obtain(length.max(1), Quota::Receive, Purpose::Region)?;
-        MemRegion::of_extent(extent, length)
+        MemRegion::of_extent(self.extent(length)?, length)
+    }
+
+    /// Takes an extent for a region of `length` bytes.
+    pub(super) fn extent(&self, length: usize) -> Result<Arc<HeldExtent>, VerbsError> {
+        Ok(Arc::new(self.pool.obtain(length.max(1), Quota::Receive, Purpose::Region)?))
     }
 
     /// Takes a region of `length` bytes, which hold zeros. A region that would get a slab of its own gets a new
@@ -283,16 +288,26 @@ impl RegionPool {
     /// # Errors
     /// Those of [`take`](Self::take).
     pub fn take_zeroed(&self, length: usize) -> Result<MemRegion, VerbsError> {
-        if length > Self::LONGEST_SHARED {
+        let preallocated = self.pool.obtain_preallocated(length.max(1), Quota::Receive, Purpose::Region);
+        if preallocated.is_none() && length > Self::LONGEST_SHARED {
             return MemRegion::allocate(length, self.pool.budget());
         }
-        let extent = self.pool.obtain(length.max(1), Quota::Receive, Purpose::Region)?;
+        let obtain = || self.pool.obtain(length.max(1), Quota::Receive, Purpose::Region);
+        let extent = preallocated.map_or_else(obtain, Ok)?;
         let is_new = extent.is_new();
-        let mut region = MemRegion::of_extent(extent, length)?;
+        let mut region = MemRegion::of_extent(Arc::new(extent), length)?;
         if !is_new {
             region.fill(0);
         }
         Ok(region)
+    }
+
+    /// Maps memory ahead for regions of exactly these lengths, as [`Pool::preallocate`] does for buffers.
+    ///
+    /// # Errors
+    /// The budget is used up, or the system can't map the memory.
+    pub fn preallocate(&self, lengths: &[usize]) -> Result<(), VerbsError> {
+        self.pool.preallocate_for(lengths, Purpose::Region)
     }
 
     /// Ends a period: frees the slabs of which no region was in use since the last call. The caller decides how

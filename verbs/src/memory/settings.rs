@@ -98,6 +98,12 @@ pub struct PoolStatistics {
     pub leased_send: u64,
     /// Bytes leased against the receive quota.
     pub leased_receive: u64,
+    /// Bytes of the buffers that were [preallocated](super::Pool::preallocate).
+    pub preallocated: u64,
+    /// Bytes of those among them that were in use at least once.
+    pub preallocated_used: u64,
+    /// The most bytes that were leased against the send quota at a time.
+    pub most_send: u64,
     /// Number of frozen buffers, which a lookup by address finds.
     pub frozen: usize,
     /// Number of requests that got an extent which was in use before.

@@ -92,6 +92,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 use super::sites::live::{self, Execution, SiteOf, Traced};
 use super::sites::table::PlacedMemory;
@@ -134,7 +135,8 @@ impl<A> TracingAllocator<A> {
 //   the pool gives the extent to no other user meanwhile, and the extent has room for the layout from an
 //   address of its alignment on (`PlacedMemory`).
 // - No device and no peer writes to this memory, because slabs of `Purpose::Buffer` are registered without
-//   that right.
+//   that right. Memory that was offered (`HostedTensor`) is written as a `MemRegion`, while nobody can use the
+//   allocation.
 // - `live::remove` says which of the two a pointer is: an allocation is in the table from its `alloc` to its
 //   `dealloc`.
 // - No method unwinds: `shielded` ends the process instead.
@@ -193,13 +195,19 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
     unsafe fn alloc_in(&self, execution: Execution, layout: Layout, zeroed: bool) -> *mut u8 {
         let (sites, site) = live::next_site(execution);
         shielded(|| {
+            if let Some(extent) = (!zeroed).then(|| live::take_offered(layout)).flatten() {
+                // Whoever offers it has checked that the layout fits (`HostedTensor`).
+                let start = extent.as_ptr();
+                live::insert(start, Traced { sites, site, layout, extent: Some(extent) });
+                return start;
+            }
             let (start, extent) = match place((sites, site), Some(execution), layout) {
                 Some(PlacedMemory { extent, start }) => {
                     if zeroed {
                         // SAFETY: the memory has room for the layout, and no other user.
                         unsafe { start.write_bytes(0, layout.size()) };
                     }
-                    (start, Some(extent))
+                    (start, Some(Arc::new(extent)))
                 }
                 // SAFETY: the layout is not of size zero, as the caller promises.
                 None if zeroed => (unsafe { self.inner.alloc_zeroed(layout) }, None),
@@ -255,7 +263,10 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
             return start;
         }
         let (start, extent) = match place {
-            Some(PlacedMemory { extent, start }) => (start, Some(extent)),
+            Some(PlacedMemory { extent, start }) => {
+                let _pause = NodeScope::pause();
+                (start, Some(Arc::new(extent)))
+            }
             // SAFETY: the new size is not zero, as the caller promises.
             None => (unsafe { self.inner.alloc(wanted) }, None),
         };

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod executions;
+#[cfg(feature = "tract")]
+mod hosted;
 mod memory;
 mod model;
 mod threads;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use tonic_rdma_commands::units::{number, parse_time_within};
+use tonic_rdma_commands::units::{number, parse_size, parse_time_within};
 use tonic_rdma_commands::{List, ValueError, parse_list, parse_set};
 use tonic_rdma_graph::schedule::ReceiveMode;
 use tonic_rdma_graph::transfer::TransferMode;
@@ -73,7 +73,7 @@ pub(crate) struct RunOptions {
     /// HOST:PORT, one for each part, separated by commas.
     #[arg(long, value_name = "LIST", value_parser = hosts)]
     pub(crate) hosts: Option<List<String>>,
-    /// Modes: grpc-tcp, grpc-rdma, grpc-native, rdma-cp, rdma-zerocp [default: all]
+    /// Modes: grpc-tcp, grpc-rdma, grpc-native, rdma-cp, rdma-zerocp, rdma-in-place [default: all]
     #[arg(long, value_name = "LIST", value_parser = modes)]
     pub(crate) mode: Option<List<TransferMode>>,
     /// Names of nodes; a part ends with each [default: balanced by bytes and work]
@@ -85,7 +85,7 @@ pub(crate) struct RunOptions {
     /// A symbolic dimension of an input, such as `input:0=N`; may be repeated
     #[arg(long = "symbol", value_name = "SYMBOL")]
     pub(crate) symbols: Vec<String>,
-    /// Lengths of the symbolic dimensions, in turn
+    /// Lengths of the symbolic dimensions, in turn, from 0
     #[arg(long, value_name = "LIST", value_parser = lengths, default_value = "2,1,3")]
     pub(crate) lengths: List<u64>,
     /// Micro-batches of a step, which are under way at the same time
@@ -103,6 +103,15 @@ pub(crate) struct RunOptions {
     /// What becomes of a receive that has not arrived: polling-async, blocking, callback
     #[arg(long, hide_short_help = true, value_name = "NAME", value_parser = receive, default_value = "polling-async")]
     pub(crate) receive: ReceiveMode,
+    /// Most registered memory that a part reserves before the first step [default: what all slots need]
+    ///
+    /// Where tensors of known shape need more, the largest of them are read by the receiver instead.
+    /// --explain names them.
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+    /// Threads of a part that run its nodes, from 1 to 64
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = number::<u64>("number", 1..=64), default_value = "1")]
+    pub(crate) threads: u64,
     /// The seed of weights and inputs
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     pub(crate) seed: u64,
@@ -130,7 +139,7 @@ fn seconds(text: &str) -> Result<Duration, ValueError> {
 }
 
 fn lengths(text: &str) -> Result<List<u64>, ValueError> {
-    parse_list(text, number("number", 1..=1 << 20))
+    parse_list(text, number("number", 0..=1 << 20))
 }
 
 fn names(text: &str) -> Result<List<String>, ValueError> {

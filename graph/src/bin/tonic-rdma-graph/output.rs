@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::control::PartMemory;
 use tonic_rdma_commands::plot::{self, Axis, Content, Plot, PlotError, Scale, Series};
 use tonic_rdma_commands::table::{grid, times};
 use tonic_rdma_commands::units::{digits, micros, rough_size};
@@ -18,6 +19,8 @@ use tonic_rdma_graph::transfer::TransferMode;
 pub(crate) struct Results {
     pub(crate) model: String,
     pub(crate) parts: usize,
+    /// The number of parts that was asked for. A graph of one node, or of none, is one part.
+    pub(crate) parts_asked: usize,
     pub(crate) micro_batches: u64,
     pub(crate) receive: ReceiveMode,
     /// The number of nodes of each part.
@@ -26,6 +29,8 @@ pub(crate) struct Results {
     pub(crate) bytes: u64,
     /// The number of addresses of static slots that were distributed before the first step.
     pub(crate) static_addresses: usize,
+    /// The registered memory of each part.
+    pub(crate) memory: Vec<PartMemory>,
     /// The crossing tensors.
     #[serde(flatten)]
     pub(crate) explanation: Explanation,
@@ -51,6 +56,10 @@ pub(crate) struct ModeRow {
     pub(crate) sender_copies: u64,
     /// `sender_copies` over `sent`.
     pub(crate) sender_copies_per_tensor: f64,
+    /// Tensors that were received after the first micro-batch. Replays do not count.
+    pub(crate) received: u64,
+    /// How many of them their receivers copied, after they had arrived.
+    pub(crate) receiver_copies: u64,
     /// The number of tensors that were compared.
     pub(crate) checked: u64,
     /// The number of tensors that differ.
@@ -100,8 +109,9 @@ impl Results {
 
 const LEGEND: &str = "step: all micro-batches of a step, with the making of inputs and without the check, median. transfer: the same \
                       with kernels that do not run, so that only tensors cross. In brackets: the least and the largest of the \
-                      rounds. × : grpc-tcp over this mode. copies: tensors that \
-                      the sender copied / tensors sent, after the first micro-batch and without the transfer trials. errors: \
+                      rounds. × : grpc-tcp over this mode. copied before: tensors that \
+                      the sender copied / tensors sent, after the first micro-batch and without the transfer trials. after: the same of \
+                      the receiver. errors: \
                       tensors that differ from the unsplit model.";
 
 /// Renders everything that the terminal shows.
@@ -122,8 +132,37 @@ fn render(results: &Results) -> String {
         results.micro_batches,
         results.receive,
     );
-    text.push_str(&format!("{}\n{LEGEND}\n", modes(results)));
+    if results.parts < results.parts_asked {
+        let asked = results.parts_asked;
+        text.push_str(&format!(
+            "It runs in one part instead of {asked}, because no tensor of its graph can cross.\n"
+        ));
+    }
+    text.push_str(&format!("{}{}\n{LEGEND}\n", memory(results), modes(results)));
     text
+}
+
+/// Returns a line on the registered memory of each part: what was reserved before the first step, what was
+/// used of it, and what came on top.
+fn memory(results: &Results) -> String {
+    let line = |(part, memory): (usize, &PartMemory)| {
+        let PartMemory { slots, sends } = memory;
+        let beyond = match (sends.beyond, sends.refused) {
+            (0, 0) => String::new(),
+            (bytes, 0) => format!(", {} later", rough_size(bytes)),
+            (bytes, refused) => {
+                format!(", {} later, and {refused} allocations found none", rough_size(bytes))
+            }
+        };
+        format!(
+            "registered memory of part {part}: {} used of {} for slots, {} of {} to send from{beyond}\n",
+            rough_size(slots.used),
+            rough_size(slots.preallocated),
+            rough_size(sends.used),
+            rough_size(sends.preallocated)
+        )
+    };
+    results.memory.iter().enumerate().map(line).collect()
 }
 
 fn modes(results: &Results) -> impl Display {
@@ -139,11 +178,12 @@ fn modes(results: &Results) -> impl Display {
             spread(row.transfer_us, &row.transfer_us_of_rounds),
             over(row, |row| row.transfer_us),
             format!("{} / {}", row.sender_copies, row.sent),
+            format!("{} / {}", row.receiver_copies, row.received),
             row.checked.to_string(),
             row.errors.to_string(),
         ]
     };
-    let headings = ["mode", "step", "×", "transfer", "×", "copies", "checked", "errors"];
+    let headings = ["mode", "step", "×", "transfer", "×", "copied before", "after", "checked", "errors"];
     grid(&headings, [results.modes.iter().map(cells).collect()])
 }
 
@@ -174,17 +214,21 @@ mod tests {
             sent: 40_000,
             sender_copies: 1,
             sender_copies_per_tensor: 1.0 / 40_000.0,
+            received: 40_000,
+            receiver_copies: 2,
             checked: 12,
             errors: 0,
         };
         Results {
             model: "light_example.onnx".to_owned(),
             parts: 2,
+            parts_asked: 2,
             micro_batches: 2,
             receive: ReceiveMode::PollingAsync,
             nodes: vec![3, 4],
             bytes: 1 << 20,
             static_addresses: 1,
+            memory: Vec::new(),
             explanation: Explanation { tensors: Vec::new() },
             modes: vec![
                 mode(TransferMode::GrpcTcp, 4000.0, 800.0),

@@ -17,8 +17,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::control::proto::part_server::{self, PartServer};
 use crate::control::{
-    Checked, Described, Differs, Done, Expected, Job, Order, Report, SentCounts, Trial, digest, lengths,
-    loader, proto, read, text,
+    Checked, Described, Differs, Done, Expected, Job, Order, PartMemory, Report, SentCounts, Trial, content,
+    digest, lengths, loader, proto, read, text, within,
 };
 use crate::options::ServeOptions;
 use tonic_rdma::Config;
@@ -212,9 +212,6 @@ fn misplaced(when: &str, order: &Order) -> Failure {
     Failure::run(format!("an order came too {when}: {order:?}"))
 }
 
-/// The largest amount of registered memory for tensors that cross.
-const REGISTERED: u64 = 1 << 30;
-
 /// A part that is connected to the other parts.
 struct RunningPart {
     part: Part,
@@ -247,7 +244,9 @@ impl RunningPart {
         let graph = Arc::clone(model.topology());
         let parts = job.assignment.iter().map(|part| Part(*part)).collect();
         let partition = Partition::new(&graph, job.parts, parts).map_err(refused)?;
-        let placements = Arc::new(Placements::new(&graph, &partition).map_err(refused)?);
+        let placements = Placements::new(&graph, &partition);
+        let placements = placements.and_then(|it| within(it, job.memory, job.window, &job.modes));
+        let placements = Arc::new(placements.map_err(refused)?);
         let part = Part(job.part);
         let kernels = model.kernels(placements.nodes_of(part).iter().copied()).map_err(refused)?;
         let symbols = model.symbols();
@@ -272,11 +271,13 @@ impl RunningPart {
         }
         let first = job.modes.first().and_then(|mode| Some((*mode, transfers.remove(mode)?)));
         let (current, in_use) = first.ok_or_else(|| Failure::usage("no mode was asked for"))?;
-        let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
+        let sites = NodeSites::preallocated(&graph, &placements, part, job.window);
+        let sites = Arc::new(sites.map_err(|error| Failure::refused(&error))?);
         let executor =
             Executor::new(graph, Arc::clone(&placements), part, kernels, in_use).context("can't begin")?;
         let executor =
             executor.sites(Arc::clone(&sites)).receive(job.receive).window(job.window).deadline(limit);
+        let executor = executor.threads(job.threads);
         let (modes, tallies) = (job.modes, HashMap::new());
         Ok(Some(Self {
             part,
@@ -331,18 +332,30 @@ impl RunningPart {
         Ok(())
     }
 
+    /// Returns the counts of a crossing tensor in the first trial of a mode, and in all its trials.
+    fn tally(&self, mode: TransferMode, crossing: CrossingId) -> (CrossingCounts, CrossingCounts) {
+        self.tallies.get(&mode).map(|tally| tally.of(crossing)).unwrap_or_default()
+    }
+
     /// Describes the tensors that this part sends.
     fn describe(&self) -> Described {
-        let mut described = Described::default();
+        let memory = PartMemory { slots: self.session.memory(), sends: self.sites.memory() };
+        let mut described = Described { memory, ..Described::default() };
+        let copies_nothing = [TransferMode::RdmaZerocp, TransferMode::RdmaInPlace];
+        let explained = copies_nothing.iter().find(|mode| self.modes.contains(mode));
         for mode in &self.modes {
-            let mut counts = SentCounts { mode: *mode, sent: 0, copied: 0 };
+            let mut counts = SentCounts { mode: *mode, sent: 0, copied: 0, received: 0, received_copied: 0 };
+            for crossing in self.placements.arriving(self.part) {
+                let (first, all) = self.tally(*mode, crossing.id);
+                counts.received += all.received.saturating_sub(first.received);
+                counts.received_copied += all.received_copied.saturating_sub(first.received_copied);
+            }
             for crossing in self.placements.leaving(self.part) {
-                let (first, all) =
-                    self.tallies.get(mode).map(|tally| tally.of(crossing.id)).unwrap_or_default();
+                let (first, all) = self.tally(*mode, crossing.id);
                 let report = SenderReport::new(crossing.id, &self.sites, first.into(), all.into());
                 counts.sent += all.sent.saturating_sub(first.sent);
                 counts.copied += report.later.copied;
-                if *mode == TransferMode::RdmaZerocp {
+                if Some(mode) == explained {
                     described.tensors.push(report);
                 }
             }
@@ -407,7 +420,7 @@ impl TrialProgram<'_> {
             if self.difference.is_none() {
                 let (mode, spec) = (self.trial.mode, value.spec()?.to_string());
                 let differs = Differs { what, mode, micro_batch, set, spec };
-                self.difference = Some((differs, Bytes::copy_from_slice(value.bytes())));
+                self.difference = Some((differs, content(value)?));
             }
         }
         Ok(())
@@ -419,9 +432,13 @@ impl Program<ModelValue> for TrialProgram<'_> {
         let set = self.checks.set_of(step) as usize;
         let value = self.checks.inputs.get(set).and_then(|inputs| inputs.get(&input));
         let value = value.ok_or("no such input in this part")?;
+        let spec = value.spec()?;
+        if spec.dtype().size().is_none() {
+            return Ok(value.clone());
+        }
         // A tensor of its own for each micro-batch, as if it were read from a file: its memory may be
         // registered.
-        ModelValue::filled(&value.spec()?, &mut |bytes| {
+        ModelValue::filled(&spec, &mut |bytes| {
             bytes.copy_from_slice(value.bytes());
             Ok(())
         })
@@ -467,6 +484,8 @@ impl Tally {
             all.bytes += after.bytes.saturating_sub(before.bytes);
             all.copied += after.copied.saturating_sub(before.copied);
             all.inline += after.inline.saturating_sub(before.inline);
+            all.received += after.received.saturating_sub(before.received);
+            all.received_copied += after.received_copied.saturating_sub(before.received_copied);
         }
         if self.trials == 0 {
             self.first.clone_from(&self.all);
@@ -530,7 +549,10 @@ mod tally_tests {
     use super::*;
 
     fn counts(sent: u64, copied: u64) -> [CrossingCounts; 2] {
-        [CrossingCounts::default(), CrossingCounts { sent, bytes: 8 * sent, copied, inline: 0 }]
+        [
+            CrossingCounts::default(),
+            CrossingCounts { sent, bytes: 8 * sent, copied, ..CrossingCounts::default() },
+        ]
     }
 
     #[test]

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests; skips are for people")]
 
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../../tests/onnx/mod.rs"]
 mod file;
 mod light;
 mod small;
@@ -8,7 +10,7 @@ mod wrong;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use prost::Message;
+use tract_onnx::pb::ModelProto;
 
 use super::{Model, ModelBuilder, ModelValue, Weights};
 use crate::dataflow::{NodeId, Outlet, Role, Topology};
@@ -22,8 +24,8 @@ fn written(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-fn load_file(model: &file::Model, settings: &ModelBuilder) -> Result<Model, GraphError> {
-    let (_folder, path) = written(&model.encode_to_vec());
+fn load_file(model: &ModelProto, settings: &ModelBuilder) -> Result<Model, GraphError> {
+    let (_folder, path) = written(&file::encoded(model));
     settings.load(&path)
 }
 

@@ -6,6 +6,8 @@ use tract_onnx::tract_core::ops::konst::Const;
 
 use super::*;
 use crate::dataflow::{Dim, Value};
+use crate::placement::{Partition, Placement, Placements};
+use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 #[test]
 fn kernels_give_the_values_of_the_whole_model() {
@@ -82,20 +84,14 @@ fn each_kernel_holds_its_own_weights_only() {
 #[test]
 fn a_node_without_inputs_of_its_length_learns_the_length_from_the_models_input() {
     // Expand makes N rows from a constant: nothing but the length of the batch ties it to the input.
-    let nodes = vec![
-        file::node("Shape", &["data"], "shape", vec![]),
-        file::node("Expand", &["row", "shape"], "rows", vec![]),
-        file::node("Softmax", &["rows"], "soft", vec![]),
-        file::node("MatMul", &["data", "w"], "product", vec![]),
-        file::node("Concat", &["soft", "product"], "result", vec![file::number("axis", 1)]),
-    ];
-    let constants = vec![file::weight("row", &[1, 4]), file::weight("w", &[4, 4])];
-    let model = file::model(
-        vec![file::floats("data", &[1, 4])],
-        vec![file::floats("result", &[1, 8])],
-        constants,
-        nodes,
-    );
+    let nodes = "
+        shape = Shape data;
+        rows = Expand row shape;
+        soft = Softmax rows;
+        product = MatMul data w;
+        result = Concat soft product axis=1";
+    let constants = vec![file::light("row", &[1, 4]), file::light("w", &[4, 4])];
+    let model = file::model(9, "data:float[1,4]", "result:float[1,8]", nodes, constants);
     let model = load_file(&model, &settings(1, &["data:0=N"])).unwrap();
     let topology = model.topology();
     let data = topology.node_called("data").unwrap();
@@ -127,11 +123,34 @@ fn sharing_copies_nothing_and_keeps_the_content() {
     assert!(copy.unwrap().bytes() == before);
 }
 
+#[test]
+fn a_length_that_the_data_determine_makes_a_tensor_dynamic() {
+    let nodes = "h = Relu x; p = NonZero h; y = Cast p to=float";
+    let model = file::model(17, "x:float[2,3]", "y", nodes, vec![]);
+    let model = load_file(&model, &ModelBuilder::default()).unwrap();
+    let partition = Partition::at_cuts(model.topology(), &["p"]).unwrap();
+    let placements = Placements::new(model.topology(), &partition).unwrap();
+    let [crossing] = placements.crossings() else { panic!("{placements:?}") };
+    let Placement::Dynamic { fact, why } = &crossing.placement else { panic!("{crossing:?}") };
+    assert!(fact.dims[0] == Dim::Known(2) && why.contains("node p (NonZero)"), "{fact}: {why}");
+    check_kernels(&model, &[1, 1, 1]);
+}
+
+#[test]
+fn any_byte_that_arrives_is_a_bool() {
+    let spec = TensorSpec::new(Dtype::Bool, Shape::new(&[3]).unwrap()).unwrap();
+    let value = ModelValue::filled(&spec, &mut |bytes| {
+        bytes.copy_from_slice(&[0, 1, 2]);
+        Ok(())
+    });
+    assert_eq!(value.unwrap().bytes(), [0, 1, 1]);
+}
+
 const ASKED: &str = "TONIC_RDMA_TEST_DESCRIBE_MODEL";
 
 #[test]
 fn other_processes_see_the_same_nodes() {
-    let (_folder, path) = written(&file::residual().encode_to_vec());
+    let (_folder, path) = written(&file::encoded(&file::residual()));
     if let Some(path) = std::env::var_os(ASKED) {
         println!("{}", described(&settings(1, &["data:0=N"]).load(Path::new(&path)).unwrap()));
         return;

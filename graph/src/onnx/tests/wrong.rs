@@ -1,12 +1,14 @@
 use std::collections::BTreeMap;
 
+use tract_onnx::pb::GraphProto;
+
 use super::*;
 
-fn refused(model: &file::Model, settings: &ModelBuilder) -> String {
+fn refused(model: &ModelProto, settings: &ModelBuilder) -> String {
     load_file(model, settings).unwrap_err().to_string()
 }
 
-fn graph(model: &mut file::Model) -> &mut file::Graph {
+fn graph(model: &mut ModelProto) -> &mut GraphProto {
     model.graph.as_mut().unwrap()
 }
 
@@ -34,7 +36,7 @@ fn files_that_are_no_models() {
 
 #[test]
 fn a_file_that_ends_too_early() {
-    let bytes = file::residual().encode_to_vec();
+    let bytes = file::encoded(&file::residual());
     // Most of the file are weights, so few of these lengths are the end of a message.
     for length in (0..bytes.len()).step_by(97) {
         let (_folder, path) = written(&bytes[..length]);
@@ -45,7 +47,7 @@ fn a_file_that_ends_too_early() {
 #[test]
 fn an_operator_that_the_engine_does_not_know() {
     let mut model = file::residual();
-    graph(&mut model).nodes[4].operator = "Confuse".to_owned();
+    graph(&mut model).node[4].op_type = "Confuse".to_owned();
     let error = load_file(&model, &ModelBuilder::default()).unwrap_err();
     assert!(
         matches!(error.problem(), Problem::Operator { node, operator, .. } if node == "sum" && operator == "Confuse"),
@@ -54,23 +56,20 @@ fn an_operator_that_the_engine_does_not_know() {
     assert!(error.to_string().contains("node sum: the engine (tract) has no operator Confuse"), "{error}");
 }
 
-type Change = fn(&mut file::Graph);
+type Change = fn(&mut GraphProto);
 
 #[test]
 fn graphs_that_contradict_themselves() {
     let changes: [(Change, &str); 6] = [
         (
-            |graph| graph.nodes[1].inputs[0] = "nothing".to_owned(),
+            |graph| graph.node[1].input[0] = "nothing".to_owned(),
             "node relu1: no node, input or constant is called nothing",
         ),
-        (|graph| graph.outputs[0].name = "nothing".to_owned(), "nothing computes the output nothing"),
-        (|graph| graph.constants[0].raw.truncate(10), "the tensor w1 has 10 bytes for 216 elements"),
-        (|graph| graph.constants[0].elements = 99, "the tensor w1 has elements of type 99"),
-        (|graph| graph.constants[1].dims[0] = -8, "the tensor w2 has the shape [-8, 8, 3, 3]"),
-        (
-            |graph| graph.inputs[0] = file::floats("data", &[-1, 3, 16, 16]),
-            "give it one, or a symbol: data:0=N",
-        ),
+        (|graph| graph.output[0].name = "nothing".to_owned(), "nothing computes the output nothing"),
+        (|graph| graph.initializer[0].raw_data.truncate(10), "the tensor w1 has 10 bytes for 216 elements"),
+        (|graph| graph.initializer[0].data_type = 99, "the tensor w1 has elements of type 99"),
+        (|graph| graph.initializer[1].dims[0] = -8, "the tensor w2 has the shape [-8, 8, 3, 3]"),
+        (|graph| graph.input[0] = file::value("data:float[?,3,16,16]"), "give it one, or a symbol: data:0=N"),
     ];
     for (change, reason) in changes {
         let mut model = file::residual();
@@ -83,7 +82,7 @@ fn graphs_that_contradict_themselves() {
 #[test]
 fn shapes_that_do_not_fit() {
     let mut model = file::residual();
-    graph(&mut model).constants[3] = file::weight("w3", &[10, 77]);
+    graph(&mut model).initializer[3] = file::light("w3", &[10, 77]);
     let error = refused(&model, &ModelBuilder::default());
     assert!(error.contains("gemm"), "{error}");
 }
@@ -105,14 +104,9 @@ fn dimensions_that_do_not_exist() {
 
 #[test]
 fn pictures_that_are_too_small() {
-    let nodes =
-        vec![file::node("Conv", &["data", "w"], "result", vec![file::numbers("kernel_shape", &[5, 5])])];
-    let model = file::model(
-        vec![file::floats("data", &[1, 3, 16, 16])],
-        vec![file::floats("result", &[])],
-        vec![file::weight("w", &[4, 3, 5, 5])],
-        nodes,
-    );
+    let nodes = "result = Conv data w kernel_shape=5,5";
+    let constants = vec![file::light("w", &[4, 3, 5, 5])];
+    let model = file::model(9, "data:float[1,3,16,16]", "result", nodes, constants);
     let model = load_file(&model, &settings(1, &["data:2=H"])).unwrap();
     check_kernels(&model, &[5, 9]);
     let lengths = BTreeMap::from([("H".to_owned(), 4)]);

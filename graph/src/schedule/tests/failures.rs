@@ -11,7 +11,7 @@ use crate::schedule::executor::ExecutorSettings;
 use crate::schedule::{Direction, Executor, Program, ReceiveMode, Transfers};
 
 fn settings(receive: ReceiveMode) -> ExecutorSettings {
-    ExecutorSettings { receive, window: 2, deadline: HANG }
+    ExecutorSettings { receive, window: 2, deadline: HANG, threads: 1 }
 }
 
 /// Makes three parts in a ring: part 1 computes with `kernel`, and part 0 waits for part 2.

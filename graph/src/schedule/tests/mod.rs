@@ -4,3 +4,4 @@ mod failures;
 mod order;
 mod random;
 mod support;
+mod threads;

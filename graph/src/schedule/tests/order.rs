@@ -12,7 +12,7 @@ use crate::schedule::executor::ExecutorSettings;
 use crate::schedule::{Executor, ReceiveMode, RunReport, Transfers};
 
 fn settings(receive: ReceiveMode, window: usize) -> ExecutorSettings {
-    ExecutorSettings { receive, window, deadline: HANG }
+    ExecutorSettings { receive, window, deadline: HANG, threads: 1 }
 }
 
 /// Part 1 needs eight tensors of part 0, and has eight nodes that need none. Part 0 computes its tensors when

@@ -1,4 +1,5 @@
-//! Random graphs, split at random: each step gives what the graph gives unsplit, in every mode.
+//! Random graphs, split at random: each step gives what the graph gives unsplit, in every mode, with one
+//! thread for each part and with several.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ struct Case {
     depth: usize,
     steps: u64,
     mode: ReceiveMode,
+    threads: usize,
     /// Delays in microseconds, which crossing tensors take in turn.
     delays: Vec<u64>,
 }
@@ -51,16 +53,17 @@ fn case() -> impl Strategy<Value = Case> {
         remembers,
     });
     let sizes = (1..5_usize, 1..5_usize, 1..4_usize, 1..6_u64);
-    let mode = prop::sample::select(ReceiveMode::ALL.to_vec());
+    let mode = (prop::sample::select(ReceiveMode::ALL.to_vec()), 1..4_usize);
     let delays = prop::collection::vec(0..400_u64, 0..5);
     (prop::collection::vec(node, 1..24), sizes, mode, delays).prop_map(
-        |(nodes, (parts, window, depth, steps), mode, delays)| Case {
+        |(nodes, (parts, window, depth, steps), (mode, threads), delays)| Case {
             nodes,
             parts,
             window,
             depth,
             steps,
             mode,
+            threads,
             delays,
         },
     )
@@ -193,7 +196,9 @@ fn check(case: &Case) {
     let kernels = (0..case.parts).map(|part| kernels(case, &graph, Part(part))).collect();
     let split = Split { graph: Arc::new(graph), placements: Arc::clone(&placements), kernels };
     let (graph, window) = (Arc::clone(&split.graph), case.window);
-    let settings = ExecutorSettings { receive: case.mode, window, deadline: HANG };
+    // The mode blocking runs nodes in order.
+    let threads = if case.mode == ReceiveMode::Blocking { 1 } else { case.threads };
+    let settings = ExecutorSettings { receive: case.mode, window, deadline: HANG, threads };
     let mut executors = split.executors(transfers, &settings);
     for (part, (report, seen)) in run_all(&mut executors, case.steps).into_iter().enumerate() {
         let report = report.unwrap_or_else(|error| panic!("part {part}: {error}"));

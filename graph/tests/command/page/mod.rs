@@ -48,7 +48,7 @@ fn run_part(
 
     let kernels = model.kernels(placements.nodes_of(part).iter().copied())?;
     let transfers = session.transfers(TransferMode::RdmaZerocp)?;
-    let sites = Arc::new(NodeSites::new(&graph, 1 << 30)); // at most 1 GiB of registered memory
+    let sites = Arc::new(NodeSites::preallocated(&graph, &placements, part, 1)?); // as much memory as the analysis says
     let mut executor = Executor::new(graph, placements, part, kernels, transfers)?.sites(sites);
     executor.run(0..1, &mut feed)?; // finds the allocation sites
     executor.run(1..100, &mut feed)?; // sends from where the tensors lie

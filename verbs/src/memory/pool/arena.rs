@@ -2,7 +2,7 @@
 //! It does not make or drop slabs, because both need system calls. The lengths of extents are size classes:
 //! the powers of two from 256 bytes on, and the size halfway between each two of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::shared::Slab;
@@ -55,6 +55,17 @@ pub(crate) struct Arena {
     largest: usize,
     /// Number of the current period ([`end_period`](Self::end_period)).
     period: u64,
+    /// The extents that were reserved ahead, by capacity.
+    reserved: HashMap<usize, Reserved>,
+}
+
+/// The free extents of one capacity that were reserved ahead. They are taken in turn, like the buffers of a
+/// slot.
+#[derive(Debug, Default)]
+struct Reserved {
+    free: VecDeque<ExtentPosition>,
+    /// How many of the free ones, the first, were never in use.
+    unused: usize,
 }
 
 /// A slab of the arena.
@@ -69,8 +80,9 @@ struct ArenaSlab {
     touched: usize,
     /// The last period in which an extent was in use.
     last_used: u64,
-    /// The free ranges; `None` for a slab of one extent.
+    /// The free ranges; `None` for a slab of one extent, and for one of extents that were reserved ahead.
     free: Option<FreeRanges>,
+    is_reserved: bool,
 }
 
 /// The position of a free extent: the key of its slab, and the offset in the slab.
@@ -95,7 +107,54 @@ impl Arena {
             spares: Vec::new(),
             largest: class_size(largest_class),
             period: 0,
+            reserved: HashMap::new(),
         }
+    }
+
+    /// Returns the capacity of an extent for `length` bytes that is reserved ahead.
+    pub(crate) fn reserved_capacity(length: usize) -> usize {
+        length.max(1).checked_next_multiple_of(EXTENT_ALIGNMENT).unwrap_or(usize::MAX)
+    }
+
+    /// Adds a slab that is cut into extents for these lengths. Only requests of these lengths get them.
+    pub(crate) fn reserve(&mut self, slab: Arc<Slab>, lengths: &[usize]) {
+        let key = self.insert(slab, None, true);
+        let capacities = || lengths.iter().map(|length| Self::reserved_capacity(*length));
+        let mut end: usize = capacities().sum();
+        // The last one first, because each goes in front of those that were in use and of those after it.
+        for capacity in capacities().rev() {
+            end -= capacity;
+            let reserved = self.reserved.entry(capacity).or_default();
+            reserved.free.push_front(ExtentPosition { key, offset: end });
+            reserved.unused += 1;
+        }
+    }
+
+    /// Takes an extent that was reserved ahead for this length, and is free. Returns whether it was never in
+    /// use, too.
+    pub(crate) fn take_reserved(&mut self, length: usize) -> Option<(Extent, bool)> {
+        let capacity = Self::reserved_capacity(length);
+        let reserved = self.reserved.get_mut(&capacity)?;
+        let position = reserved.free.pop_front()?;
+        let is_unused = reserved.unused > 0;
+        reserved.unused -= usize::from(is_unused);
+        Some((self.hold(position, capacity), is_unused))
+    }
+
+    /// Returns whether an extent was reserved ahead.
+    pub(crate) fn is_reserved(&self, extent: &Extent) -> bool {
+        self.entries[extent.key].is_reserved
+    }
+
+    /// Lets the slabs that were reserved ahead go, once they have no extent in use.
+    pub(crate) fn end_reservation(&mut self) {
+        self.reserved.clear();
+        self.entries.iter_mut().for_each(|(_, entry)| entry.is_reserved = false);
+    }
+
+    fn insert(&mut self, slab: Arc<Slab>, free: Option<FreeRanges>, is_reserved: bool) -> usize {
+        let (live, used, touched, last_used) = (0, 0, 0, 0);
+        self.entries.insert(ArenaSlab { slab, live, used, touched, last_used, free, is_reserved })
     }
 
     /// Returns the capacity of an extent for `length` bytes: a size class, or whole pages if the extent gets
@@ -168,7 +227,7 @@ impl Arena {
             offset = ranges.take(capacity).unwrap_or(0);
             free = Some(ranges);
         }
-        let key = self.entries.insert(ArenaSlab { slab, live: 0, used: 0, touched: 0, last_used: 0, free });
+        let key = self.insert(slab, free, false);
         self.hold(ExtentPosition { key, offset }, capacity)
     }
 
@@ -185,11 +244,13 @@ impl Arena {
             self.forget_removed();
             return true;
         }
-        if entry.free.is_some() {
-            self.stacks[class_of(extent.capacity)]
-                .push(ExtentPosition { key: extent.key, offset: extent.offset });
+        let position = ExtentPosition { key: extent.key, offset: extent.offset };
+        if entry.is_reserved {
+            self.reserved.entry(extent.capacity).or_default().free.push_back(position);
+        } else if entry.free.is_some() {
+            self.stacks[class_of(extent.capacity)].push(position);
             self.stacked += extent.capacity;
-        } else {
+        } else if entry.live == 0 {
             self.spares.push(extent.key);
         }
         false
@@ -223,7 +284,7 @@ impl Arena {
     fn remove(&mut self, goes: impl Fn(&ArenaSlab) -> bool) -> Vec<Arc<Slab>> {
         let mut removed = Vec::new();
         self.entries.retain(|_, entry| {
-            let stays = entry.live > 0 || !goes(entry);
+            let stays = entry.live > 0 || entry.is_reserved || !goes(entry);
             if !stays {
                 removed.push(Arc::clone(&entry.slab));
             }
@@ -318,6 +379,9 @@ impl FreeRanges {
         self.free.insert(start, end - start);
     }
 }
+
+/// The alignment of every extent.
+pub(crate) const EXTENT_ALIGNMENT: usize = 128;
 
 /// Size of the smallest class, 0, in bytes.
 const SMALLEST: usize = 256;

@@ -22,7 +22,8 @@ use crate::{
     Rkey, VerbsError,
 };
 
-pub(crate) use self::arena::Purpose;
+use self::arena::Arena;
+pub(crate) use self::arena::{EXTENT_ALIGNMENT, Purpose};
 
 /// A pool of registered memory, for a connection or an application. Clones are one pool.
 ///
@@ -167,6 +168,51 @@ impl Pool {
     /// The quota or the budget is used up, or a slab could not be made.
     pub fn allocate(&self, length: usize) -> Result<RegisteredBuf, VerbsError> {
         Ok(RegisteredBuf::new(self.obtain(length, Quota::Send, Purpose::Buffer)?, length))
+    }
+
+    /// Maps memory ahead for buffers of exactly these lengths, in bytes, in one slab. Requests of these
+    /// lengths get these buffers, in turn. Other requests don't. If all buffers of a length are in use, the
+    /// pool grows as usual. The slab stays as long as the pool.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::Pool;
+    ///
+    /// let pool = Pool::for_sending(1 << 30);
+    /// pool.preallocate([3_000_000; 2])?;
+    /// let (one, two) = (pool.allocate(3_000_000)?, pool.allocate(3_000_000)?);
+    /// let statistics = pool.statistics();
+    /// assert_eq!((statistics.slabs, statistics.preallocated), (1, 2 * Pool::preallocated_bytes(3_000_000)));
+    /// assert_eq!(statistics.preallocated_used, statistics.preallocated);
+    /// # drop((one, two));
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The budget is used up, or the slab could not be made.
+    pub fn preallocate(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), VerbsError> {
+        let lengths: Vec<usize> = lengths.into_iter().collect();
+        self.handle.shared.preallocate(&lengths, Purpose::Buffer)
+    }
+
+    /// Returns the bytes of a buffer of `length` bytes that is [preallocated](Self::preallocate).
+    pub fn preallocated_bytes(length: usize) -> u64 {
+        Arena::reserved_capacity(length) as u64
+    }
+
+    /// Maps memory ahead as [`preallocate`](Self::preallocate) does, for extents of `purpose`.
+    pub(crate) fn preallocate_for(&self, lengths: &[usize], purpose: Purpose) -> Result<(), VerbsError> {
+        self.handle.shared.preallocate(lengths, purpose)
+    }
+
+    /// Obtains an extent that was preallocated for `length` bytes, if one is free.
+    pub(crate) fn obtain_preallocated(
+        &self,
+        length: usize,
+        quota: Quota,
+        purpose: Purpose,
+    ) -> Option<HeldExtent> {
+        let extent = self.handle.shared.obtain_preallocated(length, quota, purpose)?;
+        Some(HeldExtent::new(extent, quota, purpose, Arc::clone(&self.handle.shared)))
     }
 
     /// Finds the frozen buffer of this pool that holds all `length` bytes at `address`, and returns a

@@ -63,6 +63,10 @@ struct PoolState {
     peaks: [u64; 2],
     /// Bytes of all slabs.
     registered: u64,
+    /// Bytes of the extents that were reserved ahead, and of those among them that were ever in use.
+    reserved: [u64; 2],
+    /// The most bytes that were leased for sending at a time.
+    most_sent: u64,
     hits: u64,
     misses: u64,
     closed: bool,
@@ -75,6 +79,11 @@ impl PoolState {
 
     fn leased(&mut self, quota: Quota) -> &mut u64 {
         &mut self.leased[quota as usize]
+    }
+
+    fn lease(&mut self, quota: Quota, bytes: u64) {
+        *self.leased(quota) += bytes;
+        self.most_sent = self.most_sent.max(*self.leased(Quota::Send));
     }
 
     /// Notes that these slabs have left their arena.
@@ -101,6 +110,8 @@ impl PoolShared {
             leased: [0; 2],
             peaks: [0; 2],
             registered: 0,
+            reserved: [0; 2],
+            most_sent: 0,
             hits: 0,
             misses: 0,
             closed: false,
@@ -117,6 +128,9 @@ impl PoolShared {
             registered: state.registered,
             leased_send: state.leased[Quota::Send as usize],
             leased_receive: state.leased[Quota::Receive as usize],
+            preallocated: state.reserved[0],
+            preallocated_used: state.reserved[1],
+            most_send: state.most_sent,
             frozen: self.frozen.load(Ordering::Relaxed),
             hits: state.hits,
             misses: state.misses,
@@ -125,7 +139,10 @@ impl PoolShared {
 
     /// Closes the pool: frees idle slabs now, and each other slab when its last extent is given back.
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
+        let mut state = self.lock();
+        state.closed = true;
+        state.arenas.iter_mut().for_each(Arena::end_reservation);
+        drop(state);
         self.trim();
     }
 
@@ -141,9 +158,47 @@ impl PoolShared {
         self.frozen.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Obtains an extent for `length` bytes: one that was in use before, a new one of an existing slab, or
-    /// one of a new slab.
+    /// Makes a slab that is cut into extents for exactly these lengths, which only requests of these lengths
+    /// get.
+    pub(crate) fn preallocate(&self, lengths: &[usize], purpose: Purpose) -> Result<(), VerbsError> {
+        let capacities = lengths.iter().map(|length| Arena::reserved_capacity(*length));
+        let bytes = capacities.fold(0, usize::saturating_add);
+        if bytes == 0 {
+            return Ok(());
+        }
+        if bytes > isize::MAX as usize / 2 {
+            return Err(Quota::Send.too_large(bytes, isize::MAX as u64 / 2));
+        }
+        let slab = self.make_slab(bytes, false, purpose)?;
+        let mut state = self.lock();
+        state.registered += slab.len() as u64;
+        state.reserved[0] += bytes as u64;
+        state.arena(purpose).reserve(Arc::new(slab), lengths);
+        Ok(())
+    }
+
+    /// Obtains an extent that was reserved ahead for `length` bytes, if one is free.
+    pub(crate) fn obtain_preallocated(
+        &self,
+        length: usize,
+        quota: Quota,
+        purpose: Purpose,
+    ) -> Option<Extent> {
+        let mut state = self.lock();
+        let (extent, is_unused) = state.arena(purpose).take_reserved(length)?;
+        let bytes = extent.capacity as u64;
+        state.hits += 1;
+        state.reserved[1] += if is_unused { bytes } else { 0 };
+        state.lease(quota, bytes);
+        Some(extent)
+    }
+
+    /// Obtains an extent for `length` bytes: one that was reserved ahead or in use before, a new one of an
+    /// existing slab, or one of a new slab.
     pub(crate) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Extent, VerbsError> {
+        if let Some(extent) = self.obtain_preallocated(length, quota, purpose) {
+            return Ok(extent);
+        }
         let limit = self.settings.limit(quota);
         let mut state = self.lock();
         let capacity = match state.arena(purpose).capacity_for(length) {
@@ -160,11 +215,11 @@ impl PoolShared {
         }
         if let Some(extent) = state.arena(purpose).reuse(capacity, room) {
             state.hits += 1;
-            *state.leased(quota) += extent.capacity as u64;
+            state.lease(quota, extent.capacity as u64);
             return Ok(extent);
         }
         state.misses += 1;
-        *state.leased(quota) += asked;
+        state.lease(quota, asked);
         if let Some(extent) = state.arena(purpose).cut(capacity) {
             return Ok(extent);
         }
@@ -197,13 +252,16 @@ impl PoolShared {
         // sum of its quotas. A share that is larger than what it leaves free keeps nothing. A pool for regions
         // keeps the slabs of one extent that were given back last.
         let quotas = self.settings.send_quota.saturating_add(self.settings.receive_quota);
+        let reserved = state.arena(purpose).is_reserved(extent);
         let common = state.arena(purpose).is_common(extent.capacity);
         let keep = !state.closed
-            && (common || state.registered <= quotas)
-            && (self.kind != PoolKind::Share || state.registered <= self.budget.free_for_shares());
+            && (reserved || common || state.registered <= quotas)
+            && (reserved
+                || self.kind != PoolKind::Share
+                || state.registered <= self.budget.free_for_shares());
         if state.arena(purpose).give_back(extent, keep) {
             state.registered -= extent.slab.len() as u64;
-        } else if self.kind == PoolKind::Regions && !common {
+        } else if self.kind == PoolKind::Regions && !common && !reserved {
             let [current, last] = state.peaks;
             let old = state.arena(purpose).remove_spares(current.max(last));
             state.forget(&old);

@@ -6,6 +6,7 @@
 use std::alloc::Layout;
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::table::{NodeSite, SiteTable};
@@ -19,7 +20,15 @@ pub(in crate::memory) struct Traced {
     pub(in crate::memory) site: NodeSite,
     pub(in crate::memory) layout: Layout,
     /// The extent of the pool that the allocation lies in, or `None` on the heap.
-    pub(in crate::memory) extent: Option<HeldExtent>,
+    pub(in crate::memory) extent: Option<Arc<HeldExtent>>,
+}
+
+/// Memory that the next traced allocation of its layout on this thread gets, instead of other memory.
+#[cfg_attr(not(feature = "tract"), allow(dead_code, reason = "only tensors of tract are offered memory"))]
+pub(in crate::memory) struct Offered {
+    pub(in crate::memory) layout: Layout,
+    /// `None` once an allocation has it.
+    pub(in crate::memory) extent: Cell<Option<Arc<HeldExtent>>>,
 }
 
 /// Number of indexes. Threads that allocate at once seldom need the same one.
@@ -101,6 +110,22 @@ fn hash(address: usize) -> usize {
     ((address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize
 }
 
+/// Runs `work`, on whose way an allocation gets the memory of `offered`.
+#[cfg(feature = "tract")]
+pub(in crate::memory) fn offering<R>(offered: &Offered, work: impl FnOnce() -> R) -> R {
+    let _scope = NodeScope::begin(|former| ThreadUse { offered: Some(offered), ..former });
+    work()
+}
+
+/// Takes what is offered to an allocation of this layout.
+pub(in crate::memory) fn take_offered(layout: Layout) -> Option<Arc<HeldExtent>> {
+    let offered = CURRENT.with(Cell::get).offered?;
+    // SAFETY: `offering` has put the pointer here, borrows what it points to, and removes the pointer
+    // before it returns or unwinds. Only this thread uses it.
+    let offered = unsafe { &*offered };
+    if offered.layout == layout { offered.extent.take() } else { None }
+}
+
 /// A site of a node, and the table that it belongs to.
 pub(in crate::memory) type SiteOf = (&'static SiteTable, NodeSite);
 
@@ -121,12 +146,15 @@ struct ThreadUse {
     execution: Option<Execution>,
     /// Whether the thread holds a lock of the index of live allocations.
     in_live: bool,
+    /// What is offered to an allocation. It lives as long as the pointer is here ([`offering`]).
+    offered: Option<*const Offered>,
 }
 
 // The state has a constant start value and no destructor. The allocator may therefore use it at any time in
 // the life of a thread, and using it never allocates.
 thread_local! {
-    static CURRENT: Cell<ThreadUse> = const { Cell::new(ThreadUse { execution: None, in_live: false }) };
+    static CURRENT: Cell<ThreadUse> =
+        const { Cell::new(ThreadUse { execution: None, in_live: false, offered: None }) };
 }
 
 /// Returns the execution of this thread.
@@ -173,7 +201,7 @@ impl NodeScope {
 
     /// Pauses the execution for an access to the live allocations under their lock.
     pub(super) fn in_live() -> Self {
-        Self::begin(|_| ThreadUse { execution: None, in_live: true })
+        Self::begin(|former| ThreadUse { execution: None, in_live: true, ..former })
     }
 
     fn begin(of: impl FnOnce(ThreadUse) -> ThreadUse) -> Self {

@@ -14,16 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::memory::PoolStatistics;
 use crate::memory::pool::shared::HeldExtent;
-use crate::memory::pool::{Pool, Purpose};
+use crate::memory::pool::{EXTENT_ALIGNMENT, Pool, Purpose};
 use crate::memory::settings::Quota;
 use crate::panics::lock;
 use crate::units::size;
 
 /// Maximum number of layouts by which the allocations of one node are recognised.
 const LAYOUTS: usize = 16;
-
-/// The alignment of every extent of a pool, see `pool/arena`.
-const EXTENT_ALIGNMENT: usize = 128;
 
 /// The largest alignment that is placed in the pool.
 const LARGEST_ALIGNMENT: usize = 2 << 20;

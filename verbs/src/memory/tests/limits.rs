@@ -114,3 +114,47 @@ fn a_refused_registration_leaks_nothing() {
     assert!(error.to_string().contains("memory regions"), "{error}");
     assert_eq!((budget.used(), pool.statistics().leased_send, pool.statistics().registered), (0, 0, 0));
 }
+
+/// Memory that is preallocated serves exactly the lengths that it is for, in turn, and the pool grows
+/// beyond it.
+#[test]
+fn preallocated_buffers_are_used_in_turn_and_by_their_length_alone() {
+    let pool = Pool::for_sending(1 << 30);
+    pool.preallocate([300_000, 300_000, 5_000]).unwrap();
+    let all = 2 * Pool::preallocated_bytes(300_000) + Pool::preallocated_bytes(5_000);
+    let first = pool.statistics();
+    assert_eq!((first.slabs, first.preallocated, first.preallocated_used), (1, all, 0));
+    assert!(first.registered - all < 4096, "whole pages: {first:?}");
+    let address = |length: usize| pool.allocate(length).unwrap().as_ptr();
+    let turns = [address(300_000), address(300_000), address(300_000), address(300_000)];
+    assert!(turns[0] != turns[1] && turns[..2] == turns[2..], "{turns:?}");
+    assert_eq!(pool.statistics().preallocated_used, 2 * Pool::preallocated_bytes(300_000));
+    // Another length needs a slab of its own, and so does a third buffer at a time.
+    drop(pool.allocate(299_000).unwrap());
+    assert_eq!(pool.statistics().slabs, 2);
+    let three = [(); 3].map(|()| pool.allocate(300_000).unwrap());
+    let small = pool.allocate(5_000).unwrap();
+    let last = pool.statistics();
+    assert_eq!((last.preallocated_used, last.most_send > all), (all, true), "{last:?}");
+    drop((three, small));
+    pool.trim();
+    let trimmed = pool.statistics();
+    assert_eq!((trimmed.slabs, trimmed.registered), (1, first.registered), "what is preallocated stays");
+}
+
+#[test]
+fn preallocated_memory_goes_with_the_pool_and_its_last_buffer() {
+    let (pool, domain, budget) = pool(small(), 1 << 20);
+    assert!(pool.preallocate([1 << 20, 1]).is_err(), "more than the budget");
+    assert!(pool.preallocate([usize::MAX, 1]).is_err(), "more than there are addresses");
+    pool.preallocate([100, 20_000, 100]).unwrap();
+    let mut kept = [pool.allocate(100).unwrap(), pool.allocate(20_000).unwrap()];
+    assert!(budget.used() > 20_000 && domain.live() == 1);
+    drop(pool);
+    kept[1].fill(7);
+    let [one, two] = kept;
+    drop(one);
+    assert!(domain.live() == 1 && two.iter().all(|byte| *byte == 7));
+    drop(two);
+    assert_eq!((budget.used(), domain.live()), (0, 0));
+}

@@ -8,12 +8,15 @@ pub(crate) mod proto;
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::{Context as _, Failure};
 use tonic_rdma_graph::GraphError;
+use tonic_rdma_graph::dataflow::{KernelError, Value as _};
 use tonic_rdma_graph::explain::SenderReport;
 use tonic_rdma_graph::onnx::{Model, ModelBuilder, ModelValue, SymbolicDim, Weights};
+use tonic_rdma_graph::placement::{Buffers, MemoryUse, Placements};
 use tonic_rdma_graph::schedule::ReceiveMode;
 use tonic_rdma_graph::transfer::TransferMode;
 use xxhash_rust::xxh3::xxh3_64;
@@ -54,6 +57,10 @@ pub(crate) struct Job {
     pub(crate) receive: ReceiveMode,
     /// The number of micro-batches that may be under way.
     pub(crate) window: usize,
+    /// The most registered memory that a part reserves before the first step, in bytes.
+    pub(crate) memory: Option<u64>,
+    /// The number of threads that run nodes.
+    pub(crate) threads: usize,
     /// The longest time to connect, and the longest time of a run without progress, in milliseconds.
     pub(crate) limit_ms: u64,
 }
@@ -134,18 +141,46 @@ pub(crate) enum Checked {
 /// What a part knows of the tensors that it sends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Described {
-    /// Memory and counters of each tensor in `rdma-zerocp`. Empty without this mode.
+    /// Memory and counters of each tensor in `rdma-zerocp`, or else in `rdma-in-place`. Empty without these
+    /// modes.
     pub(crate) tensors: Vec<SenderReport>,
     pub(crate) modes: Vec<SentCounts>,
+    pub(crate) memory: PartMemory,
 }
 
-/// How a part sent its tensors in a mode, after the first micro-batch, in trials that compute.
+/// The registered memory of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PartMemory {
+    /// The slots of all modes, to receive in.
+    pub(crate) slots: MemoryUse,
+    /// The memory to send from.
+    pub(crate) sends: MemoryUse,
+}
+
+/// Returns the placement of crossing tensors within a limit for registered memory, if there is one. All
+/// processes place them with the same numbers.
+pub(crate) fn within(
+    placements: Placements,
+    memory: Option<u64>,
+    window: usize,
+    modes: &[TransferMode],
+) -> Result<Placements, GraphError> {
+    let fixed = modes.iter().filter(|mode| mode.has_static_slots()).count();
+    let reads = modes.iter().filter(|mode| mode.uses_slots()).count() - fixed;
+    let buffers = Buffers { window, modes: fixed, reads };
+    memory.map_or(Ok(placements.clone()), |limit| placements.within(limit, buffers))
+}
+
+/// How a part sent and received its tensors in a mode, after the first micro-batch, in trials that compute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentCounts {
     pub(crate) mode: TransferMode,
     pub(crate) sent: u64,
     /// Tensors that the sender copied.
     pub(crate) copied: u64,
+    /// Tensors that the part received, and those of them that it copied after they had arrived.
+    pub(crate) received: u64,
+    pub(crate) received_copied: u64,
 }
 
 /// Reads the text of a message. `from` names the sender.
@@ -181,18 +216,21 @@ pub(crate) fn lengths(symbols: &[String], lengths: &[u64], set: u64) -> BTreeMap
         .collect()
 }
 
+/// Returns the bytes of a tensor, as they cross.
+pub(crate) fn content(value: &ModelValue) -> Result<Bytes, KernelError> {
+    Ok(value.share()?.serialize()?.1)
+}
+
 /// Returns the digest of a tensor: of its shape and its bytes.
-pub(crate) fn digest(value: &ModelValue) -> Result<u64, Failure> {
-    let spec = value.spec().map_err(|error| Failure::run(error.to_string()))?;
+pub(crate) fn digest(value: &ModelValue) -> Result<u64, KernelError> {
     // Tensors with the same bytes and other shapes differ.
-    Ok(xxh3_64(value.bytes()).rotate_left(1) ^ xxh3_64(spec.to_string().as_bytes()))
+    Ok(xxh3_64(&content(value)?).rotate_left(1) ^ xxh3_64(value.spec()?.to_string().as_bytes()))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use tonic_rdma_graph::dataflow::Value as _;
     use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
     use super::*;

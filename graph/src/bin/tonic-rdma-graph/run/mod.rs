@@ -11,7 +11,8 @@ use bytes::Bytes;
 
 use self::parts::{Parts, only};
 use crate::control::{
-    Checked, Described, Differs, Expected, Job, Order, Report, Trial, digest, lengths as lengths_of, loader,
+    Checked, Described, Differs, Expected, Job, Order, Report, SentCounts, Trial, digest,
+    lengths as lengths_of, loader, within,
 };
 use crate::options::RunOptions;
 use crate::output::{ModeRow, Results};
@@ -20,8 +21,9 @@ use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::{Context as _, Failure, output};
 use tonic_rdma_graph::dataflow::{Outlet, Role};
 use tonic_rdma_graph::explain::{Explanation, SenderReport};
-use tonic_rdma_graph::onnx::{Model, ModelValue};
+use tonic_rdma_graph::onnx::{self, Model, ModelValue};
 use tonic_rdma_graph::placement::{Partition, Placements};
+use tonic_rdma_graph::schedule::ReceiveMode;
 use tonic_rdma_graph::transfer::TransferMode;
 use tonic_rdma_graph::{GraphError, GraphErrorKind};
 
@@ -37,10 +39,17 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     if options.nodes {
         return nodes(options);
     }
+    if options.threads > 1 && options.receive == ReceiveMode::Blocking {
+        let threads = options.threads;
+        return Err(Failure::usage(format!(
+            "--threads {threads} and --receive blocking contradict one another: blocking runs nodes in order, in 1 thread"
+        )));
+    }
     let plan = Arc::new(Plan::new(options, parts)?);
     let parts = plan.placements.partition().count();
     let (children, addresses) = match &options.hosts {
-        Some(hosts) => (Vec::new(), hosts.0.clone()),
+        // A model that can't be split needs the first host alone.
+        Some(hosts) => (Vec::new(), hosts.0[..parts].to_vec()),
         None => parts::start(parts)?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -145,11 +154,13 @@ fn results(
     Results {
         model: plan.name.clone(),
         parts: partition.count(),
+        parts_asked: plan.parts_asked,
         micro_batches: options.micro_batches,
         receive: options.receive,
         nodes: (0..partition.count()).map(nodes_of).collect(),
         bytes: crossings.iter().map(|crossing| reference.bytes(crossing.outlet)).sum(),
         static_addresses,
+        memory: described.iter().map(|part| part.memory).collect(),
         explanation,
         modes,
     }
@@ -181,6 +192,7 @@ pub(crate) struct Plan {
     pub(crate) file: Bytes,
     pub(crate) model: Model,
     pub(crate) placements: Placements,
+    pub(crate) parts_asked: usize,
     pub(crate) modes: Vec<TransferMode>,
     /// The number of sets of inputs. Micro-batches take them in turn.
     pub(crate) sets: u64,
@@ -195,9 +207,13 @@ impl Plan {
         let partition = split(options, parts, &model)?;
         let placements =
             Placements::new(model.topology(), &partition).map_err(|error| Failure::refused(&error))?;
-        let modes = options.mode.as_ref().map_or_else(|| TransferMode::ALL.to_vec(), |modes| modes.0.clone());
+        let modes: Vec<TransferMode> =
+            options.mode.as_ref().map_or_else(|| TransferMode::ALL.to_vec(), |modes| modes.0.clone());
+        let placements = within(placements, options.memory, options.micro_batches as usize, &modes)
+            .map_err(|error| Failure::usage(format!("--{error}")))?;
         let sets = if model.symbols().is_empty() { INPUTS } else { options.lengths.0.len() as u64 };
-        Ok(Self { name: name.into_owned(), file: file.into(), model, placements, modes, sets })
+        let (name, file) = (name.into_owned(), file.into());
+        Ok(Self { name, file, model, placements, parts_asked: parts, modes, sets })
     }
 
     /// Returns what a part has to know.
@@ -215,6 +231,8 @@ impl Plan {
             modes: self.modes.clone(),
             receive: options.receive,
             window: options.micro_batches as usize,
+            memory: options.memory,
+            threads: options.threads as usize,
             limit_ms: options.timeout.as_millis().try_into().unwrap_or(u64::MAX),
         }
     }
@@ -228,6 +246,8 @@ pub(crate) fn load(options: &RunOptions) -> Result<(Vec<u8>, Model), Failure> {
         let path = path.display();
         Failure::usage(format!("can't read the model {path}: {error}; graph/prepare-models installs models"))
     })?;
+    // The parts may run on other hosts, so their model needs no other file.
+    let file = onnx::self_contained(path, file).map_err(|error| Failure::refused(&error))?;
     let model = loader.read(path, &file).map_err(|error| Failure::refused(&error))?;
     Ok((file, model))
 }
@@ -250,7 +270,12 @@ fn split(options: &RunOptions, parts: usize, model: &Model) -> Result<Partition,
             })?;
             Partition::named(graph, parts, &list).map_err(|error| refused("--assign", error))?
         }
-        (None, None) => Partition::balanced(graph, parts).map_err(|error| refused("--parts", error))?,
+        // A graph of one node, or of none because the engine has computed all of them before, is one part.
+        (None, None) => match Partition::balanced(graph, parts) {
+            Err(_) if Partition::balanced(graph, 2).is_err() => Partition::balanced(graph, 1),
+            balanced => balanced,
+        }
+        .map_err(|error| refused("--parts", error))?,
     };
     partition.check_pipeline(graph).map_err(|error| refused("--assign", error))?;
     Ok(partition)
@@ -324,10 +349,14 @@ impl<'a> Rounds<'a> {
 
     /// Has the parts carry out all trials.
     pub(crate) async fn run(&mut self, parts: &mut Parts) -> Result<(), Failure> {
-        // The mode that copies nothing is first, so that its first micro-batch is the one in which allocation
-        // sites are traced.
+        // A mode whose senders copy nothing is first, so that its first micro-batch is the one in which
+        // allocation sites are traced.
         let mut order: Vec<usize> = (0..self.modes.len()).collect();
-        order.sort_by_key(|mode| self.plan.modes[*mode] != TransferMode::RdmaZerocp);
+        order.sort_by_key(|mode| match self.plan.modes[*mode] {
+            TransferMode::RdmaZerocp => 0,
+            TransferMode::RdmaInPlace => 1,
+            _ => 2,
+        });
         for mode in order {
             self.warm_up(parts, mode).await?;
         }
@@ -410,8 +439,11 @@ impl<'a> Rounds<'a> {
         let micros = |nanos: Vec<f64>| nanos.into_iter().map(|nanos| nanos / 1000.0).collect::<Vec<f64>>();
         let row = |Measured { mode, steps, transfers, checked, errors, .. }| {
             let counts = described.iter().flat_map(|part| &part.modes).filter(|counts| counts.mode == mode);
-            let (sent, sender_copies) =
-                counts.fold((0, 0), |(sent, copied), counts| (sent + counts.sent, copied + counts.copied));
+            let [sent, sender_copies, received, receiver_copies] = counts.fold([0; 4], |sum, counts| {
+                let SentCounts { sent, copied, received, received_copied, .. } = *counts;
+                let [a, b, c, d] = sum;
+                [a + sent, b + copied, c + received, d + received_copied]
+            });
             let (steps, transfers) = (micros(steps), micros(transfers));
             ModeRow {
                 mode,
@@ -422,6 +454,8 @@ impl<'a> Rounds<'a> {
                 sent,
                 sender_copies,
                 sender_copies_per_tensor: if sent == 0 { 0.0 } else { sender_copies as f64 / sent as f64 },
+                received,
+                receiver_copies,
                 checked,
                 errors,
             }
@@ -458,7 +492,8 @@ impl Reference {
     pub(crate) fn expected(&self, plan: &Plan, part: usize) -> Result<Expected, Failure> {
         let digests = |outlet: Outlet| {
             let values = self.sets.iter().filter_map(|set| set.get(&outlet));
-            values.map(digest).collect::<Result<Vec<u64>, _>>()
+            let digests = values.map(digest).collect::<Result<Vec<u64>, _>>();
+            digests.map_err(|error| Failure::run(error.to_string()))
         };
         let partition = plan.placements.partition();
         let mut expected = Expected::default();

@@ -8,7 +8,7 @@ use tonic_rdma_graph::transfer::TransferMode;
 use crate::options::Options;
 
 #[allow(dead_code, reason = "the tests of the command use the rest")]
-#[path = "../../../../tests/command/onnx.rs"]
+#[path = "../../../../tests/onnx/mod.rs"]
 mod onnx;
 
 #[test]
