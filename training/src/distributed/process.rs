@@ -198,9 +198,6 @@ impl PartProcess {
     }
 }
 
-/// The most registered memory for crossing tensors of a part, in bytes.
-const REGISTERED: u64 = 1 << 30;
-
 /// One part of a job in one mode of transfer.
 pub(crate) struct PartTrainer {
     executor: Executor<Array>,
@@ -260,11 +257,12 @@ impl PartTrainer {
         deadline: Duration,
     ) -> Result<Self, GraphError> {
         let StepGraph { graph, placements, kernels, .. } = graph;
-        let sites = Arc::new(NodeSites::new(&graph, REGISTERED));
         let own = Part(own);
-        let executor = Executor::new(Arc::clone(&graph), Arc::clone(&placements), own, kernels, transfers)?;
         // A step reads the variables that the step before has changed, so one step is in flight.
-        let executor = executor.sites(Arc::clone(&sites)).window(1).deadline(deadline);
+        const WINDOW: usize = 1;
+        let sites = Arc::new(NodeSites::preallocated(&graph, &placements, own, WINDOW)?);
+        let executor = Executor::new(Arc::clone(&graph), Arc::clone(&placements), own, kernels, transfers)?;
+        let executor = executor.sites(Arc::clone(&sites)).window(WINDOW).deadline(deadline);
         Ok(Self { executor, feeder, sites, graph, placements, own })
     }
 
