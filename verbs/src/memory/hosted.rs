@@ -91,8 +91,8 @@ impl HostedTensor {
     ///
     /// # Errors
     /// The tensor does not lie in this region. Returns both.
-    pub fn with_content(self, region: MemRegion) -> Result<Tensor, (Self, MemRegion)> {
-        if self.is_in(&region) { Ok(self.tensor) } else { Err((self, region)) }
+    pub fn with_content(self, region: MemRegion) -> Result<Tensor, Box<(Self, MemRegion)>> {
+        if self.is_in(&region) { Ok(self.tensor) } else { Err(Box::new((self, region))) }
     }
 }
 

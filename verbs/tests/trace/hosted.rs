@@ -65,12 +65,12 @@ fn the_bytes_have_one_owner_whatever_is_dropped_first() {
     let (other, private) = hosted();
     assert_ne!(other.as_ptr(), region.as_ptr(), "the memory is still that of the region");
     // A region of another tensor, and a part of the own one, are refused.
-    let (private, mut region) = private.with_content(region).unwrap_err();
+    let (private, mut region) = *private.with_content(region).unwrap_err();
     assert!(private.is_in(&other) && !private.is_in(&region));
     drop(region.split_off(1));
     let mut other = other;
     let rest = other.split_off(8);
-    let (private, other) = private.with_content(other).unwrap_err();
+    let (private, other) = *private.with_content(other).unwrap_err();
     drop((rest, other, region));
     assert!(pool.statistics().leased_receive > 0, "the tensor holds the memory");
     drop(private);
