@@ -241,7 +241,7 @@ mod reduce;
 /// What the other packages of tonic-rdma need and applications do not. It changes only with a new minor
 /// version (0.1 to 0.2), never with a patch, so `version = "0.1"` is enough.
 pub mod unstable {
-    pub use crate::communicator::watch_steps;
+    pub use crate::communicator::{Array, Arrays, Verb, watch_steps};
     pub use crate::error::OperationStep;
     pub use crate::reduce::Kernel;
 }

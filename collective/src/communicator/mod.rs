@@ -6,6 +6,7 @@
 //!        └─ a progress thread, which sleeps while a caller polls or nothing is under way
 //! ```
 
+mod arrays;
 mod operation;
 mod plans;
 mod shared;
@@ -23,8 +24,8 @@ use crate::memory::{Buffer, MemoryPool};
 use crate::plan::{Algorithm, Collective, PlanTable, part};
 use crate::reduce::{Kernel, Number, Reduction};
 use tonic_rdma::Config;
-use tonic_rdma_tensor::Element;
 
+pub use self::arrays::{Array, Arrays, Verb};
 pub use self::operation::{Failed, Operand, Operation, Owned};
 pub use self::plans::PlanChoice;
 
@@ -418,7 +419,7 @@ impl Communicator {
         let elements = if only_sent { lengths.input.unwrap_or(0) } else { lengths.out };
         let call = Call {
             kind,
-            dtype: <X::Element as Element>::DTYPE,
+            dtype: operand.dtype(),
             reduction: None,
             algorithm: Algorithm::OneShot,
             elements,
@@ -432,7 +433,7 @@ impl Communicator {
 
     #[inline]
     fn operation<X: Operand>(&self, operand: X, shape: Shape) -> Operation<X> {
-        let bytes = shape.elements.saturating_mul(size_of::<X::Element>());
+        let bytes = shape.elements.saturating_mul(operand.dtype().size().unwrap_or(1));
         let plan = self.shared.plans.choose_for(shape.collective, self.size(), bytes);
         self.operation_by(plan, operand, shape)
     }
@@ -444,13 +445,14 @@ impl Communicator {
         operand: X,
         shape: Shape,
     ) -> Operation<X> {
+        let dtype = operand.dtype();
         let call = Call {
             kind: Kind::Group(shape.collective),
-            dtype: <X::Element as Element>::DTYPE,
+            dtype,
             reduction: shape.reduction,
             algorithm,
             elements: shape.elements,
-            chunk: (chunk / size_of::<X::Element>()).max(1),
+            chunk: (chunk / dtype.size().unwrap_or(1)).max(1),
         };
         let input = operand.lengths().input.map(|_| shape.input);
         let request = Request { call, input, out: shape.out, limit: self.shared.limit };

@@ -426,10 +426,15 @@ impl<L: RankLinks> Engine<L> {
         };
         let operation = &mut self.in_flight[at];
         operation.detached = true;
-        if matches!(operation.memory, CallerMemory::Borrowed) {
+        let is_lent = match &operation.memory {
+            CallerMemory::Owned { .. } => false,
+            CallerMemory::Foreign(memory) => memory.is_lent(),
+            CallerMemory::Borrowed => true,
+        };
+        if is_lent {
             let what = format!(
-                "{} (operation {}) was dropped before its end, and its elements lie in slices; drive such operations to \
-                 their end, or use a Buffer",
+                "{} (operation {}) was dropped before its end, and its elements belong to their owner again: wait for \
+                 the end of such operations first",
                 operation.call, operation.number
             );
             self.fail_all(at, argument(what));
