@@ -32,7 +32,7 @@ use self::programs::Programs;
 use self::short::ShortOperation;
 use crate::error::{CollectiveError, OperationStep, argument};
 use crate::link::{RankLinks, Tag};
-use crate::plan::{Algorithm, Collective};
+use crate::plan::{Algorithm, Collective, Hosts};
 use crate::reduce::Kernel;
 use tonic_rdma::unstable::wake_all;
 
@@ -55,6 +55,8 @@ pub(crate) type Supply<M> = Box<dyn FnMut(usize) -> Result<M, CollectiveError> +
 pub(crate) struct Engine<L: RankLinks> {
     rank: usize,
     ranks: usize,
+    /// On which host each rank is. Equal on all ranks, and set before the first operation.
+    pub(crate) hosts: Hosts,
     pub(crate) links: L,
     supply: Supply<L::Memory>,
     programs: Programs,
@@ -122,6 +124,7 @@ impl<L: RankLinks> Engine<L> {
         Self {
             rank,
             ranks,
+            hosts: Hosts::default(),
             sum: Vec::with_capacity(links.inline()),
             links,
             supply,
