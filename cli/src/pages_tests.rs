@@ -15,8 +15,8 @@ use crate::args::{self, Cli};
 use crate::compare::modes::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
-const PROGRAMS: [&str; 10] =
-    ["apt", "cd", "docker", "git", "install", "kubectl", "pip", "python", "systemctl", "useradd"];
+const PROGRAMS: [&str; 11] =
+    ["apt", "cd", "docker", "gcc", "git", "install", "kubectl", "pip", "python", "systemctl", "useradd"];
 /// Programs that start another program, which is the last word without a dash. `PROGRAM` is the reader's own.
 const LAUNCHERS: [&str; 3] = ["mpirun", "torchrun", "srun"];
 /// Packages with a command of their own, and their folders.

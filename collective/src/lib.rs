@@ -203,6 +203,8 @@
 //!   Elsewhere a message is an inline WRITE, and the elements of long ones are read by RDMA READ.
 //! - Buffers are not copied. Of a slice or owned memory, the elements that other ranks read are copied to
 //!   registered memory once.
+//! - Ranks of several hosts add within each host first, except in the smallest operations. So each of H hosts
+//!   sends 2(H−1)/H times the elements to the others, however many ranks it has.
 //! - A communicator has a channel to each other rank, one thread that carries on operations, and one for
 //!   gRPC. Both sleep while nothing is under way. Registered memory of dropped buffers is used again.
 //! - A rank that waits spins for at most 100 µs, then yields its core, then naps for at most 1 ms. Where ranks
@@ -241,7 +243,7 @@ mod reduce;
 /// What the other packages of tonic-rdma need and applications do not. It changes only with a new minor
 /// version (0.1 to 0.2), never with a patch, so `version = "0.1"` is enough.
 pub mod unstable {
-    pub use crate::communicator::watch_steps;
+    pub use crate::communicator::{Array, Arrays, Verb, watch_steps};
     pub use crate::error::OperationStep;
     pub use crate::reduce::Kernel;
 }

@@ -145,6 +145,8 @@ fn all_operations_give_the_right_results() {
         fixed(Algorithm::OneShot, 64 << 10),
         fixed(Algorithm::HalvingDoubling, 40_000),
         fixed(Algorithm::Ring, 20_000),
+        fixed(Algorithm::Hierarchical, 30_000),
+        fixed(Algorithm::Naive, 30_000),
     ];
     for ranks in 1..=5 {
         for plans in &plans {

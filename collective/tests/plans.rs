@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tonic_rdma_collective::{
-    Algorithm, CollectiveError, Communicator, Launch, PlanChoice, PlanTable, Reduction,
+    Algorithm, CollectiveError, Communicator, Fusion, Launch, Number, PlanChoice, PlanTable, Reduction,
 };
 
 /// Long enough for a busy machine; only a hang takes so long.
@@ -16,14 +16,27 @@ fn group<T: Send>(
     choices: &[PlanChoice],
     run: impl Fn(Result<Communicator, CollectiveError>, &tokio::runtime::Runtime) -> T + Sync,
 ) -> Vec<T> {
+    group_of_hosts(&vec![None; choices.len()], choices, run)
+}
+
+/// The same, for ranks that name their hosts.
+fn group_of_hosts<T: Send>(
+    hosts: &[Option<&str>],
+    choices: &[PlanChoice],
+    run: impl Fn(Result<Communicator, CollectiveError>, &tokio::runtime::Runtime) -> T + Sync,
+) -> Vec<T> {
     let address = support::free_address();
     let (address, run) = (&address, &run);
     std::thread::scope(|scope| {
         let ranks = choices.iter().enumerate().map(|(rank, choice)| {
             scope.spawn(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let launch = Launch::new(rank, choices.len(), address.as_str());
                 let builder = Communicator::builder()
-                    .launch(Launch::new(rank, choices.len(), address.as_str()))
+                    .launch(match hosts[rank] {
+                        Some(host) => launch.host(host),
+                        None => launch,
+                    })
                     .deadline(LIMIT)
                     .plans(choice.clone());
                 run(runtime.block_on(builder.connect()), &runtime)
@@ -84,6 +97,103 @@ fn two_runs_and_survivors_get_the_same_bits() {
     for one in Algorithm::ALL {
         let fixed = PlanChoice::Fixed { algorithm: one, chunk_bytes: 256 << 10 };
         assert!(run(fixed) != first, "{one} has the same bits, so this test can't fail");
+    }
+}
+
+/// Checks all operations of one type, with small whole numbers.
+fn all_operations<T: Number + From<u8> + PartialEq + std::fmt::Debug>(
+    communicator: &Communicator,
+    reductions: &[Reduction],
+) {
+    let (rank, ranks) = (communicator.rank(), communicator.size());
+    let value = |rank: usize, index: usize| ((index * 7 + rank * 3) % 11 * ranks) as u8;
+    for length in [3, 1000, 20_003] {
+        let part = communicator.part(length, rank);
+        let own = || (0..length).map(|index| T::from(value(rank, index))).collect::<Vec<T>>();
+        for reduction in reductions {
+            let reduced = |index: usize| {
+                let values = (0..ranks).map(|rank| value(rank, index));
+                T::from(match reduction {
+                    Reduction::Min => values.min().unwrap(),
+                    Reduction::Max => values.max().unwrap(),
+                    Reduction::Mean => values.sum::<u8>() / ranks as u8,
+                    _ => values.sum(),
+                })
+            };
+            let expected: Vec<T> = (0..length).map(reduced).collect();
+            let mut elements = own();
+            communicator.all_reduce(&mut elements[..], *reduction).wait().unwrap();
+            assert_eq!(elements, expected, "{reduction}");
+            let mut elements = own();
+            communicator.reduce_scatter(&mut elements[..], *reduction).wait().unwrap();
+            assert_eq!(elements[part.clone()], expected[part.clone()], "{reduction}");
+        }
+        let mut gathered = vec![T::from(0); length];
+        gathered[part.clone()].copy_from_slice(&own()[part]);
+        communicator.all_gather(&mut gathered[..]).wait().unwrap();
+        for owner in 0..ranks {
+            let part = communicator.part(length, owner);
+            assert!(part.into_iter().all(|index| gathered[index] == T::from(value(owner, index))));
+        }
+        let mut elements = own();
+        communicator.broadcast(&mut elements[..], ranks - 1).wait().unwrap();
+        assert!((0..length).all(|index| elements[index] == T::from(value(ranks - 1, index))));
+    }
+}
+
+#[test]
+fn ranks_of_several_hosts_send_each_element_across_once() {
+    const LENGTH: usize = 60_000;
+    let fresh = |hosts: &[&str]| {
+        let names: Vec<_> = hosts.iter().map(|host| Some(*host)).collect();
+        group_of_hosts(&names, &vec![PlanChoice::Default; hosts.len()], |connected, _| {
+            bits(&connected.unwrap())
+        })
+    };
+    for hosts in [["a", "a", "b", "b"], ["a", "b", "a", "b"], ["a", "a", "a", "b"]] {
+        let all = std::sync::Barrier::new(hosts.len());
+        let run = |connected: Result<Communicator, CollectiveError>, runtime: &tokio::runtime::Runtime| {
+            let communicator = connected.unwrap();
+            assert!(communicator.plans().pinned().ends_with("hierarchical:.."), "{}", communicator.plans());
+            use Reduction::{Max, Mean, Min, Sum};
+            all_operations::<f32>(&communicator, &[Sum, Mean, Min, Max]);
+            all_operations::<f64>(&communicator, &[Sum, Mean]);
+            all_operations::<i32>(&communicator, &[Sum, Min]);
+            all_operations::<u8>(&communicator, &[Sum, Max]);
+            let mut fusion = Fusion::<f32>::builder(&communicator).bucket_bytes(64 << 10).build().unwrap();
+            for _ in 0..2 {
+                let mut step = fusion.step().unwrap();
+                for layer in ["one", "two", "three"] {
+                    step.put(layer, &[communicator.rank() as f32; 10_000]).unwrap();
+                }
+                let means = step.finish().wait().unwrap();
+                assert_eq!(means.get("two"), Some(&[1.5; 10_000][..]));
+            }
+            drop(fusion);
+            let buffer = communicator.allocate::<f32>(LENGTH).unwrap();
+            let before = communicator.statistics().across_bytes;
+            let _kept = communicator.all_reduce(buffer, Sum).wait().unwrap();
+            let across = communicator.statistics().across_bytes - before;
+            let bits_of_all = bits(&communicator);
+            all.wait();
+            // The last rank leaves.
+            let survivors =
+                (communicator.rank() < 3).then(|| bits(&runtime.block_on(communicator.shrink()).unwrap()));
+            (across, bits_of_all, survivors)
+        };
+        let names = hosts.map(Some);
+        let results = group_of_hosts(&names, &vec![PlanChoice::Default; 4], run);
+        assert!(results.iter().all(|(_, bits, _)| *bits == results[0].1), "{hosts:?}: ranks differ");
+        for host in ["a", "b"] {
+            // Of two hosts, each sends half of the elements as sums, and half as results.
+            let across: u64 =
+                results.iter().zip(hosts).filter(|(_, of)| *of == host).map(|(result, _)| result.0).sum();
+            assert_eq!(across, 4 * LENGTH as u64, "{hosts:?}: host {host}");
+        }
+        let fresh = fresh(&hosts[..3]);
+        for (_, _, survivors) in &results[..3] {
+            assert!(survivors.as_ref() == Some(&fresh[0]), "{hosts:?}: survivors differ");
+        }
     }
 }
 

@@ -1,22 +1,19 @@
 //! `Communicator`: a group of ranks, and operations on arrays of Python.
 //!
-//! An operation has its arrays as [`Owned`] memory, so it goes on without Python, and without the interpreter's
-//! lock. One at a time waits for its end: a thread in `wait`, or a task of the runtime if there are callbacks.
+//! An operation has its arrays to its end, so it goes on without Python, and without the interpreter's lock.
+//! One at a time waits for its end: a thread in `wait`, or a task of the runtime if there are callbacks.
 
-use std::fmt;
-use std::future::poll_fn;
-use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use half::{bf16, f16};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use tonic_rdma_collective as collective;
-use tonic_rdma_collective::{CollectiveError, Launch, Number, Operand, Owned, Reduction};
+use tonic_rdma_collective::unstable::{Array, Arrays, Verb};
+use tonic_rdma_collective::{CollectiveError, Launch, Reduction};
 use tonic_rdma_tensor::Dtype;
 
 use crate::completions::{Callback, Completions};
@@ -32,145 +29,49 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Elements of one type. They are contiguous and aligned, and writable if the operation writes to them:
-/// `Communicator::operation` has checked this.
-struct Typed<T>(Elements, PhantomData<fn() -> T>);
+// An operation has clones of the elements to its end.
+impl Array for Elements {
+    const IS_LENT: bool = false;
 
-impl<T: Number> Typed<T> {
-    fn new(elements: Elements) -> Owned<Self> {
-        Owned(Self(elements, PhantomData))
+    fn bytes(&self) -> &[u8] {
+        self.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.writable().unwrap_or_default()
     }
 }
 
-impl<T: Number> Deref for Typed<T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        bytemuck::cast_slice(self.0.bytes())
+/// Returns the type as which elements of `dtype` are reduced, or moved.
+fn carrier(verb: Verb, dtype: Dtype) -> Option<Dtype> {
+    let reduction = match verb {
+        Verb::AllReduce(reduction) | Verb::ReduceScatter(reduction) => Some(reduction),
+        _ => None,
+    };
+    match (dtype, reduction) {
+        (Dtype::Complex64, Some(Reduction::Sum | Reduction::Mean)) => Some(Dtype::F32),
+        (Dtype::Complex128, Some(Reduction::Sum | Reduction::Mean)) => Some(Dtype::F64),
+        (Dtype::Bool, Some(Reduction::Min | Reduction::Max)) => Some(Dtype::U8),
+        (Dtype::Bool | Dtype::F8E4M3 | Dtype::F8E5M2, None) => Some(Dtype::U8),
+        (Dtype::Complex64, None) => Some(Dtype::U32),
+        (Dtype::Complex128, None) => Some(Dtype::U64),
+        (Dtype::Bool | Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::Complex64 | Dtype::Complex128, _) => None,
+        (number, _) => Some(number),
     }
 }
 
-impl<T: Number> DerefMut for Typed<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        bytemuck::cast_slice_mut(self.0.writable().unwrap_or_default())
-    }
-}
+/// An operation that has started.
+type Running = collective::Operation<Arrays<Elements>>;
 
-/// An operation, and what it needs besides memory.
-#[derive(Clone, Copy, Debug)]
-enum Verb {
-    AllReduce(Reduction),
-    ReduceScatter(Reduction),
-    AllGather,
-    Broadcast(usize),
-    Send(usize),
-    Receive(usize),
-}
-
-impl fmt::Display for Verb {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AllReduce(_) => "all_reduce",
-            Self::ReduceScatter(_) => "reduce_scatter",
-            Self::AllGather => "all_gather",
-            Self::Broadcast(_) => "broadcast",
-            Self::Send(_) => "send",
-            Self::Receive(_) => "recv",
-        })
+fn started(operation: Running, limit: Option<Duration>) -> Running {
+    match limit {
+        Some(limit) => operation.deadline(limit),
+        None => operation,
     }
-}
-
-impl Verb {
-    /// Returns the type as which elements of `dtype` are reduced, or moved.
-    fn carrier(self, dtype: Dtype) -> Option<Dtype> {
-        let reduction = match self {
-            Self::AllReduce(reduction) | Self::ReduceScatter(reduction) => Some(reduction),
-            _ => None,
-        };
-        match (dtype, reduction) {
-            (Dtype::Complex64, Some(Reduction::Sum | Reduction::Mean)) => Some(Dtype::F32),
-            (Dtype::Complex128, Some(Reduction::Sum | Reduction::Mean)) => Some(Dtype::F64),
-            (Dtype::Bool, Some(Reduction::Min | Reduction::Max)) => Some(Dtype::U8),
-            (Dtype::Bool | Dtype::F8E4M3 | Dtype::F8E5M2, None) => Some(Dtype::U8),
-            (Dtype::Complex64, None) => Some(Dtype::U32),
-            (Dtype::Complex128, None) => Some(Dtype::U64),
-            (Dtype::Bool | Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::Complex64 | Dtype::Complex128, _) => None,
-            (number, _) => Some(number),
-        }
-    }
-
-    /// Starts the operation.
-    fn start<T: Number>(
-        self,
-        communicator: &collective::Communicator,
-        array: Elements,
-        out: Option<Elements>,
-        limit: Option<Duration>,
-    ) -> Box<dyn Running> {
-        let array = Typed::<T>::new(array);
-        match (self, out) {
-            (Self::Send(to), None) => started(communicator.send(to, (array, Owned(Vec::new()))), limit),
-            (_, None) => self.begin(communicator, array, limit),
-            (_, Some(out)) => self.begin(communicator, (array, Typed::<T>::new(out)), limit),
-        }
-    }
-
-    fn begin<X: Operand + Unpin + Send + 'static>(
-        self,
-        communicator: &collective::Communicator,
-        operand: X,
-        limit: Option<Duration>,
-    ) -> Box<dyn Running>
-    where
-        collective::Operation<X>: Send,
-    {
-        let operation = match self {
-            Self::AllReduce(reduction) => communicator.all_reduce(operand, reduction),
-            Self::ReduceScatter(reduction) => communicator.reduce_scatter(operand, reduction),
-            Self::AllGather => communicator.all_gather(operand),
-            Self::Broadcast(root) => communicator.broadcast(operand, root),
-            Self::Send(to) => communicator.send(to, operand),
-            Self::Receive(from) => communicator.recv(from, operand),
-        };
-        started(operation, limit)
-    }
-}
-
-fn started<X: Operand + Unpin + 'static>(
-    mut operation: collective::Operation<X>,
-    limit: Option<Duration>,
-) -> Box<dyn Running>
-where
-    collective::Operation<X>: Send,
-{
-    if let Some(limit) = limit {
-        operation = operation.deadline(limit);
-    }
-    Box::new(operation.start())
+    .start()
 }
 
 type Ended = Result<(), CollectiveError>;
-
-/// An operation that has started, on operands of any type.
-trait Running: Send {
-    /// Waits on this thread. Returns `None` after `limit`.
-    fn wait(&mut self, limit: Duration) -> Option<Ended>;
-
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended>;
-}
-
-impl<X: Operand + Unpin> Running for collective::Operation<X>
-where
-    Self: Send,
-{
-    fn wait(&mut self, limit: Duration) -> Option<Ended> {
-        Some(self.wait_timeout(limit)?.map(drop).map_err(CollectiveError::from))
-    }
-
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
-        Future::poll(Pin::new(self), context).map(|ended| ended.map(drop).map_err(CollectiveError::from))
-    }
-}
 
 /// An operation of a group. It has started, and goes on also when this object is dropped.
 ///
@@ -196,7 +97,7 @@ struct State {
 }
 
 enum Phase {
-    Idle(Box<dyn Running>),
+    Idle(Running),
     /// A thread, or a task of the runtime, has the operation and waits for its end.
     Awaited,
     Ended(Ended),
@@ -228,7 +129,7 @@ impl Shared {
             Phase::Idle(mut running) => {
                 let shared = Arc::clone(self);
                 runtime.spawn(async move {
-                    let ended = poll_fn(|context| running.poll(context)).await;
+                    let ended = (&mut running).await.map(drop).map_err(CollectiveError::from);
                     drop(running);
                     shared.end(lock(&shared.state), &ended);
                 });
@@ -248,7 +149,8 @@ impl Shared {
             }
             Phase::Idle(mut running) => {
                 drop(state);
-                if let Some(ended) = running.wait(limit) {
+                if let Some(ended) = running.wait_timeout(limit) {
+                    let ended = ended.map(drop).map_err(CollectiveError::from);
                     drop(running);
                     self.end(lock(&self.state), &ended);
                     return Ok(Some(ended));
@@ -280,7 +182,7 @@ impl Drop for Shared {
 }
 
 impl Operation {
-    fn new(running: Box<dyn Running>, result: Py<PyAny>) -> Self {
+    fn new(running: Running, result: Py<PyAny>) -> Self {
         let state = Mutex::new(State { phase: Phase::Idle(running), callbacks: Vec::new(), waiters: 0 });
         Self { shared: Arc::new(Shared { state, changed: Condvar::new() }), result }
     }
@@ -330,13 +232,12 @@ impl Operation {
             let ended = match &mut state.phase {
                 Phase::Ended(_) => return true,
                 Phase::Awaited => return false,
-                Phase::Idle(running) => running.poll(&mut Context::from_waker(Waker::noop())),
+                Phase::Idle(running) => Pin::new(running).poll(&mut Context::from_waker(Waker::noop())),
             };
-            if let Poll::Ready(ended) = &ended {
-                // The lock is still held: no other thread may poll what has returned its result.
-                self.shared.end(state, ended);
-            }
-            ended.is_ready()
+            let Poll::Ready(ended) = ended else { return false };
+            // The lock is still held: no other thread may poll what has returned its result.
+            self.shared.end(state, &ended.map(drop).map_err(CollectiveError::from));
+            true
         }))
     }
 
@@ -410,7 +311,8 @@ impl Communicator {
         };
         written.map(Elements::writable).transpose()?;
         elements.check_contiguous()?;
-        let Some((carrier, size)) = verb.carrier(dtype).and_then(|dtype| Some((dtype, dtype.size()?))) else {
+        let Some((carrier, size)) = carrier(verb, dtype).and_then(|dtype| Some((dtype, dtype.size()?)))
+        else {
             return Err(match verb {
                 Verb::AllReduce(reduction) | Verb::ReduceScatter(reduction) => {
                     PyValueError::new_err(format!("{verb}: elements of type {dtype} have no {reduction}"))
@@ -424,16 +326,6 @@ impl Communicator {
             let other = target.spec().dtype();
             return Err(PyValueError::new_err(format!("{verb}: the array has {dtype}, and out has {other}")));
         }
-        for memory in [Some(&elements), target.as_ref()].into_iter().flatten() {
-            if !memory.bytes().as_ptr().addr().is_multiple_of(carrier.align()) {
-                let text = format!(
-                    "{verb}: the {} lies at an address that is no multiple of {}",
-                    memory.spec(),
-                    carrier.align()
-                );
-                return Err(PyValueError::new_err(text));
-            }
-        }
         let whole = elements.length().max(target.as_ref().map_or(0, Elements::length)) / size;
         let parts = matches!(verb, Verb::ReduceScatter(_) | Verb::AllGather);
         let width = dtype.size().unwrap_or(size) / size;
@@ -442,53 +334,17 @@ impl Communicator {
                 format!("{verb}: the number of elements of type {dtype} must be a multiple of {}", self.size);
             return Err(PyValueError::new_err(text));
         }
-        if let Some(out) = target.take() {
-            match together(verb, &elements, &out, communicator.part(whole, self.rank).start * size) {
-                // In place, the operand is the whole.
-                Some(true) => {
-                    if elements.length() <= out.length() {
-                        elements = out;
-                    }
-                    elements.writable()?;
-                }
-                Some(false) => target = Some(out),
-                None => return Err(PyValueError::new_err(format!("{verb}: the array and out overlap"))),
-            }
-        }
-        let start = || match carrier {
-            Dtype::F16 => verb.start::<f16>(&communicator, elements, target, limit),
-            Dtype::Bf16 => verb.start::<bf16>(&communicator, elements, target, limit),
-            Dtype::F32 => verb.start::<f32>(&communicator, elements, target, limit),
-            Dtype::F64 => verb.start::<f64>(&communicator, elements, target, limit),
-            Dtype::I8 => verb.start::<i8>(&communicator, elements, target, limit),
-            Dtype::I16 => verb.start::<i16>(&communicator, elements, target, limit),
-            Dtype::I32 => verb.start::<i32>(&communicator, elements, target, limit),
-            Dtype::I64 => verb.start::<i64>(&communicator, elements, target, limit),
-            Dtype::U16 => verb.start::<u16>(&communicator, elements, target, limit),
-            Dtype::U32 => verb.start::<u32>(&communicator, elements, target, limit),
-            Dtype::U64 => verb.start::<u64>(&communicator, elements, target, limit),
-            _ => verb.start::<u8>(&communicator, elements, target, limit),
+        let (input, target) = match (verb, target) {
+            (Verb::Send(_), None) => (Some(elements), None),
+            (_, None) => (None, Some(elements)),
+            (_, target) => (Some(elements), target),
         };
+        let arrays = Arrays::new(carrier, input, target);
+        let start = || started(verb.operation(&communicator, arrays), limit);
         // A start copies nothing. It may wait for the thread that carries on others, which never takes this lock.
         let running = if whole * size <= SMALL { start() } else { py.detach(start) };
         Ok(Operation::new(running, out.unwrap_or(array).clone().unbind()))
     }
-}
-
-/// Returns whether the array and the output lie where the operation in place has them: the part of this rank begins
-/// `part` bytes after the whole. `None` if they overlap otherwise.
-fn together(verb: Verb, array: &Elements, out: &Elements, part: usize) -> Option<bool> {
-    let (first, second) = (array.bytes().as_ptr_range(), out.bytes().as_ptr_range());
-    if first.is_empty() || second.is_empty() || first.end <= second.start || second.end <= first.start {
-        return Some(false);
-    }
-    let (first, second) = (first.start.addr(), second.start.addr());
-    let fits = match verb {
-        Verb::AllGather => first == second + part,
-        Verb::ReduceScatter(_) => second == first + part,
-        _ => first == second && array.length() == out.length(),
-    };
-    fits.then_some(true)
 }
 
 fn reduction(name: &str) -> PyResult<Reduction> {
@@ -617,7 +473,9 @@ impl Communicator {
     fn barrier(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<Operation> {
         let communicator = self.opened()?;
         let limit = duration("deadline", deadline)?;
-        Ok(Operation::new(py.detach(|| started(communicator.barrier(), limit)), py.None()))
+        let start =
+            || started(Verb::Barrier.operation(&communicator, Arrays::new(Dtype::U8, None, None)), limit);
+        Ok(Operation::new(py.detach(start), py.None()))
     }
 
     /// The elements of a part: the first one, and the one after the last.

@@ -30,6 +30,8 @@ pub(crate) struct RankSpec {
     pub(crate) addresses: Vec<String>,
     /// The core that the rank stays on.
     pub(crate) core: Option<usize>,
+    /// The host that is simulated for the rank.
+    pub(crate) host: Option<usize>,
     /// The process that started the ranks.
     pub(crate) parent: u32,
 }
@@ -57,7 +59,7 @@ impl RankSpec {
 
 /// Measures with local ranks, one number of ranks after the other.
 pub(crate) fn measure_local(options: &Options) -> Result<Results, Failure> {
-    let numbers = options.local_ranks();
+    let numbers = options.local_ranks()?;
     // Bad options are refused before anything starts.
     for ranks in &numbers {
         options.cells(*ranks)?;
@@ -72,7 +74,9 @@ pub(crate) fn measure_local(options: &Options) -> Result<Results, Failure> {
 
 fn measure(options: &Options, ranks: usize, results: &mut Results) -> Result<(), Failure> {
     let pinned = choose_cores(options.pin, ranks, &cores::allowed())?;
-    let (mut children, events) = start(&specs(ranks, options.algorithms().len(), pinned.as_deref())?)?;
+    let mut specs = specs(ranks, options.algorithms().len(), pinned.as_deref())?;
+    specs.iter_mut().for_each(|spec| spec.host = options.host(spec.rank));
+    let (mut children, events) = start(&specs)?;
     let durations = options.cells(ranks)?.into_iter().map(|cell| match cell.length {
         Length::Duration(duration) => duration,
         Length::Iterations(_) => Duration::ZERO,
@@ -172,7 +176,7 @@ fn specs(ranks: usize, communicators: usize, cores: Option<&[usize]>) -> Result<
     let addresses = free_addresses(communicators, parent as u16)?;
     let spec = |rank: usize| {
         let core = cores.and_then(|cores| cores.get(rank).copied());
-        RankSpec { rank, size: ranks, addresses: addresses.clone(), core, parent }
+        RankSpec { rank, size: ranks, addresses: addresses.clone(), core, host: None, parent }
     };
     Ok((0..ranks).map(spec).collect())
 }
@@ -242,7 +246,7 @@ mod tests {
     #[test]
     fn a_spec_is_read_back() {
         let addresses = vec!["127.0.0.1:4000".to_owned()];
-        let spec = RankSpec { rank: 1, size: 4, addresses, core: Some(1), parent: 77 };
+        let spec = RankSpec { rank: 1, size: 4, addresses, core: Some(1), host: Some(2), parent: 77 };
         assert_eq!(RankSpec::parse(&spec.to_text().unwrap()).unwrap(), spec);
         let error = RankSpec::parse("{}").unwrap_err();
         assert!(error.is_usage() && error.to_string().contains("--child"), "{error}");

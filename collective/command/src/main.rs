@@ -24,6 +24,11 @@ fn run(options: &Options) -> Result<(), Failure> {
     if !is_rank {
         options.check_files()?;
     }
+    if is_rank && options.hosts.is_some() {
+        return Err(Failure::usage(
+            "--hosts is for ranks that this command starts; RDMA_COLLECTIVE_HOST names the host of a rank of a launcher",
+        ));
+    }
     match &options.ranks {
         _ if is_rank => match rank::work_as_launched(options)? {
             Some(results) => results.show(options),

@@ -34,7 +34,8 @@ Examples:
   tonic-rdma-allreduce --ranks 2,4 --quick                 in a few seconds
   tonic-rdma-allreduce --ranks 4 --sizes 1KiB,1MiB --algorithm auto,one-shot,ring,halving-doubling
   tonic-rdma-allreduce --ranks 2,3,4,8 --tuner-check       the plans beside each algorithm
-  tonic-rdma-allreduce --ranks 3 --algorithm ring --counters
+  tonic-rdma-allreduce --ranks 3 --algorithm ring,naive --counters
+  tonic-rdma-allreduce --hosts 2,2 --algorithm ring,hierarchical --counters    bytes across simulated hosts
   mpirun -n 4 tonic-rdma-allreduce --json rows.json";
 
 /// Measures and checks allreduce over RDMA: latency and bus bandwidth by ranks, size, type and algorithm
@@ -44,6 +45,12 @@ pub(crate) struct Options {
     /// Numbers of local ranks, from 1 to 64 [default: 2]
     #[arg(long, value_name = "LIST", value_parser = number_list::<usize>("number", 1..=MAX_RANKS))]
     pub(crate) ranks: Option<List<usize>>,
+    /// Local ranks on each of several simulated hosts, such as 2,2
+    ///
+    /// Plans take the ranks as those of several hosts; the links stay those of one host. The sum is the number
+    /// of ranks.
+    #[arg(long, hide_short_help = true, value_name = "LIST", value_parser = hosts)]
+    pub(crate) hosts: Option<List<usize>>,
     /// Sizes of the operand: 64, 4k, 1MiB [default: 8 to 64MiB]
     #[arg(short, long, value_name = "LIST", value_parser = sizes)]
     pub(crate) sizes: Option<List<u64>>,
@@ -52,9 +59,10 @@ pub(crate) struct Options {
     /// f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64
     #[arg(long, value_name = "LIST", value_parser = name_list::<Type>("type"), default_value = "f32")]
     pub(crate) types: List<Type>,
-    /// Algorithms: auto, one-shot, ring, halving-doubling [default: auto]
+    /// Algorithms: auto, one-shot, ring, halving-doubling, hierarchical, naive [default: auto]
     ///
-    /// auto is that of the plans.
+    /// auto is that of the plans. hierarchical reduces within each host first, then across hosts. naive has rank 0
+    /// reduce for all.
     #[arg(long, value_name = "LIST", value_parser = name_list::<Algorithm>("algorithm"))]
     pub(crate) algorithm: Option<List<Algorithm>>,
     /// Reduction: sum, mean (of floating-point types), min, max
@@ -90,7 +98,7 @@ pub(crate) struct Options {
     pub(crate) tuner_check: bool,
     /// Show the bytes that each rank moved and copied
     ///
-    /// They stand beside 2(N-1)/N times the size. Those of the ring are checked.
+    /// They stand beside 2(N-1)/N times the size. Those of ring, naive and hierarchical are checked.
     #[arg(long)]
     pub(crate) counters: bool,
     /// Measure four sizes for 0.1 s each
@@ -147,14 +155,38 @@ impl Options {
     }
 
     /// Returns the numbers of local ranks.
-    pub(crate) fn local_ranks(&self) -> Vec<usize> {
-        self.ranks.as_ref().map_or_else(|| vec![2], |list| list.0.clone())
+    ///
+    /// # Errors
+    ///
+    /// `--hosts` and `--ranks` have different numbers, or too many.
+    pub(crate) fn local_ranks(&self) -> Result<Vec<usize>, Failure> {
+        let ranks = self.ranks.as_ref().map(|list| list.0.clone());
+        let Some(hosts) = &self.hosts else { return Ok(ranks.unwrap_or_else(|| vec![2])) };
+        let sum = hosts.0.iter().sum();
+        if ranks.as_ref().is_some_and(|ranks| *ranks != [sum]) {
+            return Err(Failure::usage(format!(
+                "--hosts has {sum} ranks; leave --ranks out, or give the same number"
+            )));
+        }
+        if sum as u64 > MAX_RANKS {
+            return Err(Failure::usage(format!(
+                "--hosts has {sum} ranks, and the command starts at most {MAX_RANKS}"
+            )));
+        }
+        Ok(vec![sum])
+    }
+
+    /// Returns the simulated host of a local rank.
+    pub(crate) fn host(&self, rank: usize) -> Option<usize> {
+        let hosts = self.hosts.iter().flat_map(|list| &list.0).enumerate();
+        hosts.flat_map(|(host, ranks)| std::iter::repeat_n(host, *ranks)).nth(rank)
     }
 
     /// Returns the algorithms to measure side by side.
     pub(crate) fn algorithms(&self) -> Vec<Algorithm> {
         if self.tuner_check {
-            Algorithm::value_variants().to_vec()
+            let all = Algorithm::value_variants().iter().copied();
+            all.filter(|algorithm| *algorithm != Algorithm::Naive).collect()
         } else {
             self.algorithm.as_ref().map_or_else(|| vec![Algorithm::Auto], |list| list.0.clone())
         }
@@ -276,6 +308,11 @@ fn size(text: &str) -> Result<u64, ValueError> {
     }
 }
 
+/// Reads the numbers of ranks on hosts, the same ones more than once too.
+fn hosts(text: &str) -> Result<List<usize>, ValueError> {
+    parse_list(text, number("number", 1..=MAX_RANKS))
+}
+
 /// Returns the parser of a list of numbers of iterations, the same ones more than once too.
 fn iterations(least: u64) -> impl Fn(&str) -> Result<List<u64>, ValueError> + Clone {
     move |text| parse_list(text, number("number", least..=MAX_ITERATIONS))
@@ -289,6 +326,8 @@ pub(crate) enum Algorithm {
     OneShot,
     HalvingDoubling,
     Ring,
+    Hierarchical,
+    Naive,
 }
 
 impl Algorithm {
@@ -389,6 +428,7 @@ mod tests {
             ("--sizes", "1,", "empty"),
             ("--types", "f8", "bf16"),
             ("--algorithm", "tree", "halving-doubling"),
+            ("--hosts", "2,0", "1 to 64"),
             ("--reduction", "product", "sum, mean, min, max"),
             ("--operand", "stack", "registered-out-of-place"),
             ("--duration", "0", "0.001"),
@@ -448,7 +488,25 @@ mod tests {
         let check = of(&["--tuner-check"]).unwrap();
         let cells = check.cells(2).unwrap();
         assert_eq!((cells.len(), cells[0].bytes, cells[23].bytes), (24, 8, 64 << 20));
-        assert_eq!((check.algorithms().len(), check.algorithms()[0]), (4, Algorithm::Auto));
+        assert_eq!((check.algorithms().len(), check.algorithms()[0]), (5, Algorithm::Auto));
+    }
+
+    #[test]
+    fn simulated_hosts_have_the_ranks_in_order() {
+        let options = of(&["--hosts", "2,1,2"]).unwrap();
+        assert_eq!(options.local_ranks().unwrap(), [5]);
+        let hosts: Vec<_> = (0..6).map(|rank| options.host(rank)).collect();
+        assert_eq!(hosts, [Some(0), Some(0), Some(1), Some(2), Some(2), None]);
+        assert_eq!(of(&["--ranks", "3"]).unwrap().host(0), None);
+        assert_eq!(of(&["--hosts", "2,1", "--ranks", "3"]).unwrap().local_ranks().unwrap(), [3]);
+        for (arguments, says) in [
+            (&["--hosts", "2,2", "--ranks", "3"][..], "--hosts has 4 ranks; leave --ranks out"),
+            (&["--hosts", "2,2", "--ranks", "4,8"], "--hosts has 4 ranks; leave --ranks out"),
+            (&["--hosts", "64,1"], "65 ranks, and the command starts at most 64"),
+        ] {
+            let failure = of(arguments).unwrap().local_ranks().unwrap_err();
+            assert!(failure.is_usage() && failure.to_string().contains(says), "{failure}");
+        }
     }
 
     #[test]

@@ -77,30 +77,80 @@ impl Row {
     }
 }
 
+/// Bytes of a rank: sent, received, sent to other hosts, copied.
+pub(crate) type Moved<T> = [T; 4];
+
 /// The bytes that the operations of a cell moved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counted {
     #[serde(flatten)]
     pub(crate) key: Key,
     pub(crate) operations: u64,
+    /// The number of ranks on each simulated host, if hosts are simulated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hosts: Vec<usize>,
     /// The bytes that all ranks together moved in one operation.
     pub(crate) moved_bytes: f64,
     /// The bytes that all ranks together copied in one operation.
     pub(crate) copied_bytes: f64,
+    /// The bytes that each rank sent in one operation, received, and sent to ranks of other hosts.
+    pub(crate) sent_bytes: Vec<f64>,
+    pub(crate) received_bytes: Vec<f64>,
+    pub(crate) across_bytes: Vec<f64>,
 }
 
 impl Counted {
+    /// Makes the counts of one operation of those that moved `moved`.
+    pub(crate) fn new(key: Key, hosts: Vec<usize>, operations: usize, moved: &[Moved<f64>]) -> Self {
+        let of =
+            |index: usize| moved.iter().map(|rank| rank[index] / operations as f64).collect::<Vec<f64>>();
+        let (sent_bytes, received_bytes, across_bytes) = (of(0), of(1), of(2));
+        Self {
+            key,
+            operations: operations as u64,
+            hosts,
+            moved_bytes: sent_bytes.iter().sum(),
+            copied_bytes: of(3).iter().sum(),
+            sent_bytes,
+            received_bytes,
+            across_bytes,
+        }
+    }
+
+    /// Returns the most that one rank sent.
+    fn busiest_bytes(&self) -> f64 {
+        self.sent_bytes.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// Returns what all ranks sent to other hosts.
+    fn sum_across(&self) -> f64 {
+        self.across_bytes.iter().sum()
+    }
+
     /// Returns 2(N−1)/N times the size for each of N ranks, so 2(N−1) times the size for all.
     pub(crate) fn least_bytes(&self) -> f64 {
         bus_bytes(self.key.ranks, self.key.bytes) * self.key.ranks as f64
     }
 
-    /// Returns whether the counters are as promised: the ring moves the least, and registered memory is not
-    /// copied.
+    /// Returns whether the counters are as promised: the ring moves the least, the naive reducer all over rank
+    /// 0, each element goes to and from each simulated host once if it is hierarchical, and registered memory
+    /// is not copied.
     pub(crate) fn holds(&self) -> bool {
-        let ring =
-            self.key.algorithm != Algorithm::Ring || (self.moved_bytes - self.least_bytes()).abs() < 0.5;
-        ring && (self.key.operand == Operand::Slice || self.copied_bytes == 0.0)
+        let (others, bytes) = (self.key.ranks.saturating_sub(1) as f64, self.key.bytes as f64);
+        let near = |found: f64, promised: f64| (found - promised).abs() < 0.5;
+        let moved = match self.key.algorithm {
+            Algorithm::Ring => near(self.moved_bytes, self.least_bytes()),
+            Algorithm::Naive => {
+                let of_rank_0 = near(self.moved_bytes, 2.0 * others * bytes);
+                of_rank_0
+                    && [&self.sent_bytes, &self.received_bytes].iter().all(|it| near(it[0], others * bytes))
+            }
+            Algorithm::Hierarchical if !self.hosts.is_empty() => {
+                near(self.sum_across(), 2.0 * (self.hosts.len() - 1) as f64 * bytes)
+            }
+            _ => true,
+        };
+        moved && (self.key.operand == Operand::Slice || self.copied_bytes == 0.0)
     }
 }
 
@@ -167,7 +217,8 @@ pub(crate) fn sample(ranks: usize, bytes: u64, algorithm: Algorithm, p50: f64) -
 
 const LEGEND: &str = "p50, p99: of the slowest rank in each iteration. bus GB/s: 2(N-1)/N times the size over p50. \
                       errors: wrong elements.";
-const COUNTERS: &str = "For each operation, of a rank on average. least: 2(N-1)/N times the size.";
+const COUNTERS: &str = "For each operation, of a rank on average. least: 2(N-1)/N times the size. busiest: the most that one rank sent. \
+                        across: what all ranks together sent to other hosts.";
 
 /// The results of all numbers of ranks.
 #[derive(Debug, Default, Serialize)]
@@ -295,14 +346,27 @@ fn rows(rows: &[Row]) -> String {
 }
 
 fn counters(counters: &[Counted]) -> String {
-    let headings =
-        ["ranks", "type", "operand", "size", "algorithm", "moved", "least", "moved / least", "copied"];
+    let headings = [
+        "ranks",
+        "type",
+        "operand",
+        "size",
+        "algorithm",
+        "moved",
+        "least",
+        "moved / least",
+        "busiest",
+        "across",
+        "copied",
+    ];
     let text = |it: &Counted| {
         let each = |bytes: f64| format!("{:.1} B", bytes / it.key.ranks.max(1) as f64);
         let ratio = it.moved_bytes / it.least_bytes();
         let ratio = if ratio.is_finite() { format!("{ratio:.3}") } else { dash() };
         let mut texts = key_texts(&it.key).to_vec();
-        texts.extend([each(it.moved_bytes), each(it.least_bytes()), ratio, each(it.copied_bytes)]);
+        texts.extend([each(it.moved_bytes), each(it.least_bytes()), ratio]);
+        texts.extend([it.busiest_bytes(), it.sum_across()].map(|bytes| format!("{bytes:.1} B")));
+        texts.push(each(it.copied_bytes));
         texts
     };
     groups(&headings, counters, |it| it.key.ranks, text)
@@ -408,8 +472,19 @@ mod tests {
     #[test]
     fn counters_of_the_ring_and_copies_are_checked() {
         let key = sample(3, 1000, Algorithm::Ring, 1.0).key;
-        let ring = Counted { key, operations: 10, moved_bytes: 4000.0, copied_bytes: 0.0 };
+        let counted = |algorithm, hosts: &[usize], moved: &[Moved<f64>]| {
+            Counted::new(Key { algorithm, ..key }, hosts.to_vec(), 10, moved)
+        };
+        let third = [40_000.0 / 3.0, 40_000.0 / 3.0, 0.0, 0.0];
+        let ring = counted(Algorithm::Ring, &[], &[third; 3]);
         assert_eq!(ring.least_bytes(), 4000.0);
+        let (of_0, of_others) = ([20_000.0, 20_000.0, 0.0, 0.0], [10_000.0, 10_000.0, 0.0, 0.0]);
+        assert!(counted(Algorithm::Naive, &[], &[of_0, of_others, of_others]).holds());
+        assert!(!counted(Algorithm::Naive, &[], &[of_others, of_0, of_others]).holds());
+        let across = |bytes: f64| [0.0, 0.0, bytes, 0.0];
+        let hierarchical = [across(5_000.0), across(5_000.0), across(10_000.0)];
+        assert!(counted(Algorithm::Hierarchical, &[2, 1], &hierarchical).holds());
+        assert!(!counted(Algorithm::Hierarchical, &[1, 1, 1], &hierarchical).holds());
         assert!(ring.holds());
         assert!(!Counted { moved_bytes: 4004.0, ..ring.clone() }.holds());
         assert!(
@@ -516,7 +591,7 @@ mod output_tests {
         results.add(Report::Plans(Plans { ranks: 2, text: "up to 4 KiB: one-shot".to_owned() }));
         results.add(Report::Row(sample(2, 1 << 20, Algorithm::Auto, 104.8576)));
         let key = sample(2, 1000, Algorithm::Ring, 1.0).key;
-        let counted = Counted { key, operations: 4, moved_bytes: 2000.0, copied_bytes: 0.0 };
+        let counted = Counted::new(key, Vec::new(), 4, &[[4000.0, 4000.0, 0.0, 0.0]; 2]);
         results.add(Report::Counted(counted));
         let text = results.render();
         for part in

@@ -41,7 +41,11 @@ fn a_rank_that_mpirun_started_is_one() {
     let open_mpi = [("OMPI_COMM_WORLD_RANK", "1")];
     let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
     for (variables, lacks) in [(&open_mpi[..], "OMPI_COMM_WORLD_SIZE"), (&hydra, "RDMA_COLLECTIVE_ADDRESS")] {
-        for (arguments, says) in [(&[][..], lacks), (&["--ranks", "2"], "leave --ranks or mpirun out")] {
+        for (arguments, says) in [
+            (&[][..], lacks),
+            (&["--ranks", "2"], "leave --ranks or mpirun out"),
+            (&["--hosts", "1,1"], "RDMA_COLLECTIVE_HOST names the host of a rank"),
+        ] {
             let output = end(command(arguments).envs(variables.iter().copied()).spawn().unwrap());
             let errors = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{variables:?}: {errors}");
@@ -172,9 +176,54 @@ fn the_ring_moves_the_least_and_copies_nothing() {
 }
 
 #[test]
+fn bytes_of_each_rank_and_across_hosts_are_counted() {
+    let output = run(&[
+        "--hosts",
+        "2,1",
+        "--sizes",
+        "4004,192KiB",
+        "--algorithm",
+        "auto,hierarchical,naive",
+        "--iterations",
+        "3",
+        "--counters",
+        "--pin",
+        "no",
+        "--json",
+        "-",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let content: Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON");
+    let plans = content["plans"][0]["text"].as_str().unwrap();
+    assert!(plans.contains("hierarchical in chunks of 256 KiB"), "{plans}");
+    let counters = content["counters"].as_array().unwrap();
+    assert_eq!(counters.len(), 2 * 3);
+    for counted in counters {
+        let bytes = counted["bytes"].as_f64().unwrap();
+        let of = |key: &str| -> Vec<f64> {
+            counted[key].as_array().unwrap().iter().map(|bytes| bytes.as_f64().unwrap()).collect()
+        };
+        assert_eq!(counted["hosts"], serde_json::json!([2, 1]));
+        match counted["algorithm"].as_str().unwrap() {
+            "naive" => {
+                assert_eq!(of("sent_bytes"), [2.0 * bytes, bytes, bytes]);
+                assert_eq!(of("received_bytes"), [2.0 * bytes, bytes, bytes]);
+                assert_eq!(of("across_bytes"), [bytes, 0.0, bytes]);
+            }
+            "hierarchical" => {
+                let across = of("across_bytes");
+                assert_eq!((across[0] + across[1], across[2]), (bytes, bytes));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
 fn bad_input_ends_with_status_2_and_names_the_option() {
     for (arguments, option) in [
-        (&["--ranks", "none"][..], "--ranks"),
+        (&["--hosts", "2,2", "--ranks", "2"][..], "--hosts"),
+        (&["--ranks", "none"], "--ranks"),
         (&["--sizes", "10", "--types", "f64"], "--sizes"),
         (&["--ranks", "64", "--types", "i8"], "--types"),
         (&["--ranks", "2", "--quick", "--json", "/no/such/folder/x.json"], "--json"),
@@ -235,7 +284,7 @@ const WORK: [&str; 8] = [
     "--warm-up",
     "1",
     "--algorithm",
-    "auto,one-shot,ring,halving-doubling",
+    "auto,one-shot,ring,halving-doubling,hierarchical",
 ];
 
 /// Returns a file for rows.
@@ -258,7 +307,7 @@ fn check(output: &Output, file: &Path) {
     let rows: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     std::fs::remove_file(file).unwrap();
     let rows = rows["rows"].as_array().cloned().unwrap_or_default();
-    assert_eq!(rows.len(), 8, "{rows:?}");
+    assert_eq!(rows.len(), 10, "{rows:?}");
     assert!(rows.iter().all(|row| row["ranks"] == 4 && row["errors"] == 0), "{rows:?}");
 }
 
@@ -304,7 +353,7 @@ fn ranks_find_one_another_by_the_variables_of_slurm() {
         let mut command = command(&WORK);
         command.arg("--json").arg(&file).env("SLURM_PROCID", rank.to_string()).env("SLURM_NTASKS", "4");
         command.env("SLURM_JOB_ID", &job).env("SLURM_STEP_ID", "0");
-        command.env("SLURM_NNODES", "1");
+        command.env("SLURM_NNODES", "1").env("RDMA_COLLECTIVE_HOST", ["a", "b"][rank / 2]);
         command.spawn().unwrap()
     };
     let ranks: Vec<Child> = (0..4).map(start).collect();
@@ -312,5 +361,7 @@ fn ranks_find_one_another_by_the_variables_of_slurm() {
     for output in &outputs {
         assert!(output.status.success(), "{}", stderr(output));
     }
+    let shown = String::from_utf8_lossy(&outputs[0].stdout);
+    assert!(shown.contains(": hierarchical in chunks"), "the plans are those of two hosts: {shown}");
     check(&outputs[0], &file);
 }

@@ -45,20 +45,23 @@ const AFTER: u64 = 1_000;
 const END: u32 = u32::MAX;
 /// All algorithms with all kinds of messages, and a number of elements to which [`PLANS`] gives this
 /// algorithm. The numbers are not multiples of the numbers of ranks.
-const COMBINATIONS: [(Algorithm, &str, usize); 9] = [
+const COMBINATIONS: [(Algorithm, &str, usize); 12] = [
     (Algorithm::OneShot, "tiny", 7),
     (Algorithm::HalvingDoubling, "tiny", 13),
     (Algorithm::Ring, "tiny", 29),
+    (Algorithm::Hierarchical, "tiny", 43),
     (Algorithm::OneShot, "inline", 1_003),
     (Algorithm::HalvingDoubling, "inline", 2_005),
     (Algorithm::Ring, "inline", 3_001),
+    (Algorithm::Hierarchical, "inline", 6_007),
     (Algorithm::OneShot, "reference", 10_007),
     (Algorithm::HalvingDoubling, "reference", 50_021),
     (Algorithm::Ring, "reference", 100_003),
+    (Algorithm::Hierarchical, "reference", 200_003),
 ];
-const PLANS: &str = "one-shot:..32,halving-doubling:..64,ring:..128,\
-                     one-shot:..4KiB,halving-doubling:..8KiB,ring:..16KiB,\
-                     one-shot:..64KiB,halving-doubling/64KiB:..256KiB,ring/32KiB:..";
+const PLANS: &str = "one-shot:..32,halving-doubling:..64,ring:..128,hierarchical:..256,\
+                     one-shot:..4KiB,halving-doubling:..8KiB,ring:..16KiB,hierarchical:..32KiB,\
+                     one-shot:..64KiB,halving-doubling/64KiB:..256KiB,ring/32KiB:..512KiB,hierarchical/64KiB:..";
 
 /// How a rank is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

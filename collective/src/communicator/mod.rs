@@ -6,6 +6,7 @@
 //!        └─ a progress thread, which sleeps while a caller polls or nothing is under way
 //! ```
 
+mod arrays;
 mod operation;
 mod plans;
 mod shared;
@@ -20,11 +21,11 @@ use crate::error::{CollectiveError, CollectiveErrorKind, OperationStep, argument
 use crate::group::{Group, Launch, Settings};
 use crate::link::remote::{LinkSettings, RemoteLinks};
 use crate::memory::{Buffer, MemoryPool};
-use crate::plan::{Algorithm, Collective, PlanTable, part};
+use crate::plan::{Algorithm, Collective, Hosts, PlanTable, part};
 use crate::reduce::{Kernel, Number, Reduction};
 use tonic_rdma::Config;
-use tonic_rdma_tensor::Element;
 
+pub use self::arrays::{Array, Arrays, Verb};
 pub use self::operation::{Failed, Operand, Operation, Owned};
 pub use self::plans::PlanChoice;
 
@@ -74,6 +75,10 @@ pub struct Statistics {
     pub referenced_bytes: u64,
     /// Bytes that this rank read.
     pub read_bytes: u64,
+    /// Bytes that this rank received, with messages or read.
+    pub received_bytes: u64,
+    /// Bytes that this rank sent to ranks of other hosts, with messages or for them to read.
+    pub across_bytes: u64,
     /// Bytes of elements that this rank copied: none for buffers, each byte about once for slices and
     /// owned memory. Elements that travel with messages are not in this count.
     pub copied_bytes: u64,
@@ -134,10 +139,13 @@ impl Communicator {
         settings: CommunicatorBuilder,
     ) -> Result<Self, CollectiveError> {
         let (rank, size) = (group.rank(), group.size());
+        let hosts: Hosts = group.hosts().into_iter().collect();
+        let ranks_by_host: Vec<usize> = hosts.members(size).iter().map(Vec::len).collect();
         let channels: Vec<_> = (0..size).map(|peer| group.channel(peer).cloned()).collect();
         let links = LinkSettings {
             names: format!("{}/links", group.region_names()),
             limit: group.bootstrap_timeout(),
+            hosts: hosts.clone(),
             ..LinkSettings::default()
         };
         let pairs = LinkSettings { names: format!("{}/pairs", links.names), ..links.clone() };
@@ -154,9 +162,10 @@ impl Communicator {
             let pool = pool.clone();
             let mut engine = Engine::new(rank, size, links, Box::new(move |bytes| pool.take(bytes)));
             engine.asks = true;
+            engine.hosts = hosts.clone();
             engine
         });
-        let plans = settings.plans.clone().unwrap_or_default().table(size);
+        let plans = settings.plans.clone().unwrap_or_default().table(&ranks_by_host);
         let shared = SharedState::new(group, pool, plans, settings.limit, engines)?;
         let stop = Arc::new(StopOnDrop(Arc::clone(&shared)));
         Ok(Self { shared, settings, _stop: stop })
@@ -231,6 +240,8 @@ impl Communicator {
             sum.inline_bytes += links.inline_bytes;
             sum.referenced_bytes += links.referenced_bytes;
             sum.read_bytes += links.read_bytes;
+            sum.received_bytes += links.received_bytes;
+            sum.across_bytes += links.across_bytes;
         }
         sum
     }
@@ -418,7 +429,7 @@ impl Communicator {
         let elements = if only_sent { lengths.input.unwrap_or(0) } else { lengths.out };
         let call = Call {
             kind,
-            dtype: <X::Element as Element>::DTYPE,
+            dtype: operand.dtype(),
             reduction: None,
             algorithm: Algorithm::OneShot,
             elements,
@@ -432,7 +443,7 @@ impl Communicator {
 
     #[inline]
     fn operation<X: Operand>(&self, operand: X, shape: Shape) -> Operation<X> {
-        let bytes = shape.elements.saturating_mul(size_of::<X::Element>());
+        let bytes = shape.elements.saturating_mul(operand.dtype().size().unwrap_or(1));
         let plan = self.shared.plans.choose_for(shape.collective, self.size(), bytes);
         self.operation_by(plan, operand, shape)
     }
@@ -444,13 +455,14 @@ impl Communicator {
         operand: X,
         shape: Shape,
     ) -> Operation<X> {
+        let dtype = operand.dtype();
         let call = Call {
             kind: Kind::Group(shape.collective),
-            dtype: <X::Element as Element>::DTYPE,
+            dtype,
             reduction: shape.reduction,
             algorithm,
             elements: shape.elements,
-            chunk: (chunk / size_of::<X::Element>()).max(1),
+            chunk: (chunk / dtype.size().unwrap_or(1)).max(1),
         };
         let input = operand.lengths().input.map(|_| shape.input);
         let request = Request { call, input, out: shape.out, limit: self.shared.limit };
@@ -467,8 +479,8 @@ impl Communicator {
     /// Makes a group of the ranks that are left after a failure. All of them call this. Their ranks are new,
     /// in the old order. Buffers of this group may be used in the new one.
     ///
-    /// It has the plans of a fresh group with as many ranks and the same [`PlanChoice`], and so gets the same
-    /// bits.
+    /// It has the plans of a fresh group with as many ranks on as many hosts and the same [`PlanChoice`], and so
+    /// gets the same bits.
     ///
     /// ```
     /// # use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};

@@ -15,6 +15,7 @@ use crate::engine::{CallerMemory, ForeignMemory, LentSlices, OperationId, Reques
 use crate::error::{CollectiveError, argument};
 use crate::memory::{Buffer, Memory};
 use crate::reduce::Number;
+use tonic_rdma_tensor::Dtype;
 
 /// How often a start of few elements polls for the messages of the other ranks, which come at about the same
 /// time where the ranks work step by step. That takes some microseconds.
@@ -392,7 +393,7 @@ pub(crate) struct Lengths {
 }
 
 pub(crate) mod sealed {
-    use super::{CallerMemory, Lengths, LentSlices, Memory, Number};
+    use super::{CallerMemory, Dtype, Lengths, LentSlices, Memory, Number};
 
     /// What the operations need of an operand. The default methods are those of borrowed elements.
     #[allow(private_interfaces, reason = "the trait can't be named outside this crate")]
@@ -406,6 +407,11 @@ pub(crate) mod sealed {
         /// Returns what an error gives back.
         fn keep(self) -> Option<Self::Kept> {
             None
+        }
+
+        /// Returns the type of the elements.
+        fn dtype(&self) -> Dtype {
+            <Self::Element as tonic_rdma_tensor::Element>::DTYPE
         }
 
         fn lengths(&self) -> Lengths;
@@ -524,13 +530,15 @@ pub struct Owned<M>(pub M);
 impl<M> Unpin for Owned<M> {}
 
 /// An operand that the engine has until the operation ends.
-struct Foreign<X> {
+pub(super) struct Foreign<X> {
     operand: X,
     lengths: Lengths,
+    is_lent: bool,
 }
 
 impl<X: sealed::Operand + Send + 'static> ForeignMemory for Foreign<X> {
     fn lend(&mut self) -> Option<LentSlices<'_>> {
+        let size = self.operand.dtype().size()?;
         // A panic of the memory's owner must not end the thread that carries on all operations.
         let operand = AssertUnwindSafe(&mut self.operand);
         let lend = move || {
@@ -538,10 +546,14 @@ impl<X: sealed::Operand + Send + 'static> ForeignMemory for Foreign<X> {
             operand.0.lend()
         };
         let lent = catch_unwind(lend).ok()?;
-        let bytes = |elements: usize| elements.checked_mul(size_of::<X::Element>());
+        let bytes = |elements: usize| elements.checked_mul(size);
         let fits = bytes(self.lengths.out) == Some(lent.out.len())
             && self.lengths.input.and_then(bytes) == lent.input.map(<[u8]>::len);
         fits.then_some(lent)
+    }
+
+    fn is_lent(&self) -> bool {
+        self.is_lent
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -550,11 +562,11 @@ impl<X: sealed::Operand + Send + 'static> ForeignMemory for Foreign<X> {
 }
 
 impl<X: sealed::Operand + Send + 'static> Foreign<X> {
-    fn memory(operand: X, lengths: Lengths) -> CallerMemory<Memory> {
-        CallerMemory::Foreign(Box::new(Self { operand, lengths }))
+    pub(super) fn memory(operand: X, lengths: Lengths, is_lent: bool) -> CallerMemory<Memory> {
+        CallerMemory::Foreign(Box::new(Self { operand, lengths, is_lent }))
     }
 
-    fn operand(memory: CallerMemory<Memory>) -> Option<X> {
+    pub(super) fn operand(memory: CallerMemory<Memory>) -> Option<X> {
         let CallerMemory::Foreign(memory) = memory else { return None };
         memory.into_any().downcast().ok().map(|foreign: Box<Self>| foreign.operand)
     }
@@ -578,7 +590,7 @@ impl<T: Number, M: DerefMut<Target = [T]> + Send + 'static> sealed::Operand for 
     }
 
     fn into_memory(self, lengths: Lengths) -> Result<CallerMemory<Memory>, Self> {
-        Ok(Foreign::memory(self, lengths))
+        Ok(Foreign::memory(self, lengths, false))
     }
 
     fn from_memory(memory: CallerMemory<Memory>, _: Lengths) -> Option<Self> {
@@ -611,7 +623,7 @@ where
     }
 
     fn into_memory(self, lengths: Lengths) -> Result<CallerMemory<Memory>, Self> {
-        Ok(Foreign::memory(self, lengths))
+        Ok(Foreign::memory(self, lengths, false))
     }
 
     fn from_memory(memory: CallerMemory<Memory>, _: Lengths) -> Option<Self> {

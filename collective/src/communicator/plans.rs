@@ -16,8 +16,8 @@ const CHOICE: usize = 4 << 10;
 /// [`connect`](crate::CommunicatorBuilder::connect) fails, and the error names a rank that set something
 /// else.
 ///
-/// Results have the same bits on all ranks, and from run to run where the runs have the same plans and
-/// numbers of ranks. `tonic-rdma-allreduce --tuner-check` shows how long each algorithm takes on a machine.
+/// Results have the same bits on all ranks, and from run to run where the runs have the same plans, and the
+/// same ranks on each host. `tonic-rdma-allreduce --tuner-check` shows how long each algorithm takes on a machine.
 /// To set the plans by such a measurement:
 ///
 /// ```
@@ -30,7 +30,7 @@ const CHOICE: usize = 4 << 10;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlanChoice {
-    /// [`PlanTable::for_ranks`]: by the number of bytes and of ranks alone.
+    /// [`PlanTable::for_hosts`]: by the number of bytes, and of the ranks on each host, alone.
     #[default]
     Default,
     /// One algorithm for all lengths, in messages of at most `chunk_bytes`.
@@ -93,10 +93,10 @@ impl PlanChoice {
         })
     }
 
-    /// Returns the table of a group of this many ranks.
-    pub(super) fn table(&self, ranks: usize) -> PlanTable {
+    /// Returns the table of a group with this many ranks on each host.
+    pub(super) fn table(&self, hosts: &[usize]) -> PlanTable {
         match self {
-            Self::Default => PlanTable::for_ranks(ranks),
+            Self::Default => PlanTable::for_hosts(hosts),
             Self::Fixed { algorithm, chunk_bytes } => PlanTable::fixed(*algorithm, (*chunk_bytes).max(1)),
             Self::Pinned(table) => table.clone(),
         }
@@ -105,8 +105,8 @@ impl PlanChoice {
 
 /// Returns the text that the ranks compare. That of the default has its table too, because another version
 /// of this library may have another one.
-fn compared(choice: &PlanChoice, ranks: usize) -> String {
-    let table = choice.table(ranks).pinned();
+fn compared(choice: &PlanChoice, table: &PlanTable) -> String {
+    let table = table.pinned();
     if *choice == PlanChoice::Default { format!("default: {table}") } else { table }
 }
 
@@ -120,7 +120,7 @@ pub(super) async fn agree(communicator: &Communicator, choice: &PlanChoice) -> R
 }
 
 async fn compare(communicator: &Communicator, choice: &PlanChoice) -> Result<(), CollectiveError> {
-    let (rank, own) = (communicator.rank(), compared(choice, communicator.size()));
+    let (rank, own) = (communicator.rank(), compared(choice, communicator.plans()));
     // A buffer and not a slice, so that the progress thread carries the operation on: this may be a thread of
     // a runtime.
     let mut texts = communicator.allocate::<u8>(communicator.size() * CHOICE)?;
@@ -226,7 +226,7 @@ mod tests {
             // Both ranks send their plans. Only rank 0 takes the answer before the group fails.
             if rank == 1 {
                 let mut texts = vec![0_u8; 2 * CHOICE];
-                let own = compared(&PlanChoice::Default, 2);
+                let own = compared(&PlanChoice::Default, communicator.plans());
                 texts[CHOICE..][..own.len()].copy_from_slice(own.as_bytes());
                 let mut gathered = communicator.all_gather_by((Algorithm::OneShot, CHOICE), &mut texts[..]);
                 let mut context = Context::from_waker(Waker::noop());

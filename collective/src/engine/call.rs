@@ -3,8 +3,7 @@
 //! ```text
 //!  bits 0..3     the operation
 //!       3..7     the type of the elements
-//!       7..10    the reduction, 0 for none
-//!      10..12    the algorithm
+//!       7..12    the reduction, 0 for none, times 6, and the algorithm
 //!      12..24    the root of a broadcast: that of any group, because Launch::MAX_SIZE is 2^12
 //!      24..64    the number of elements, at most 2^40 - 1
 //! ```
@@ -64,7 +63,9 @@ const KINDS: [&str; 6] = ["all_reduce", "reduce_scatter", "all_gather", "broadca
 const MOST_ELEMENTS: u64 = (1 << 40) - 1;
 const ROOTS: usize = 1 << 12;
 const _: () = assert!(Launch::MAX_SIZE <= ROOTS && DTYPES.len() < 16);
-const _: () = assert!(Algorithm::ALL.len() <= 4 && (Reduction::Max as usize) < 7);
+/// Room for this many algorithms.
+const ALGORITHMS: usize = 6;
+const _: () = assert!(Algorithm::ALL.len() <= ALGORITHMS && (Reduction::Max as usize + 2) * ALGORITHMS <= 32);
 
 impl Call {
     /// Returns the packed form.
@@ -79,11 +80,10 @@ impl Call {
         };
         let dtype = DTYPES.iter().position(|dtype| *dtype == self.dtype).unwrap_or(15) as u64;
         // By the order of their declarations.
-        let reduction = self.reduction.map_or(0, |reduction| 1 + reduction as u64);
-        let algorithm = self.algorithm as u64;
+        let reduction = self.reduction.map_or(0, |reduction| 1 + reduction as usize);
+        let reduction_and_algorithm = (reduction * ALGORITHMS + self.algorithm as usize) as u64;
         kind | dtype << 3
-            | reduction << 7
-            | algorithm << 10
+            | reduction_and_algorithm << 7
             | (root as u64) << 12
             | (self.elements as u64).min(MOST_ELEMENTS) << 24
     }
@@ -133,7 +133,8 @@ impl fmt::Display for Packed {
             Some(dtype) => write!(f, " of type {dtype}")?,
             None => write!(f, " of unknown type {}", bits(3, 4))?,
         }
-        if let Some(reduction) = bits(7, 3).checked_sub(1) {
+        let (reduction, algorithm) = (bits(7, 5) / ALGORITHMS, bits(7, 5) % ALGORITHMS);
+        if let Some(reduction) = reduction.checked_sub(1) {
             match Reduction::all().nth(reduction) {
                 Some(reduction) => write!(f, " by {reduction}")?,
                 None => write!(f, " by unknown reduction {reduction}")?,
@@ -143,9 +144,9 @@ impl fmt::Display for Packed {
             write!(f, " from rank {}", bits(12, 12))?;
         }
         if kind < 4 {
-            match Algorithm::ALL.get(bits(10, 2)) {
+            match Algorithm::ALL.get(algorithm) {
                 Some(algorithm) => write!(f, ", {algorithm}")?,
-                None => write!(f, ", unknown algorithm {}", bits(10, 2))?,
+                None => write!(f, ", unknown algorithm {algorithm}")?,
             }
         }
         Ok(())

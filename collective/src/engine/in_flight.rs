@@ -42,6 +42,9 @@ pub(crate) trait ForeignMemory: Send {
     /// Returns its bytes, or `None` if it has not the length that it had first.
     fn lend(&mut self) -> Option<LentSlices<'_>>;
 
+    /// Returns whether its owner may use the memory again once the operation is dropped.
+    fn is_lent(&self) -> bool;
+
     /// Returns the operand, so that its owner gets it back.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }

@@ -32,7 +32,7 @@ use self::programs::Programs;
 use self::short::ShortOperation;
 use crate::error::{CollectiveError, OperationStep, argument};
 use crate::link::{RankLinks, Tag};
-use crate::plan::{Algorithm, Collective};
+use crate::plan::{Algorithm, Collective, Hosts};
 use crate::reduce::Kernel;
 use tonic_rdma::unstable::wake_all;
 
@@ -55,6 +55,8 @@ pub(crate) type Supply<M> = Box<dyn FnMut(usize) -> Result<M, CollectiveError> +
 pub(crate) struct Engine<L: RankLinks> {
     rank: usize,
     ranks: usize,
+    /// On which host each rank is. Equal on all ranks, and set before the first operation.
+    pub(crate) hosts: Hosts,
     pub(crate) links: L,
     supply: Supply<L::Memory>,
     programs: Programs,
@@ -122,6 +124,7 @@ impl<L: RankLinks> Engine<L> {
         Self {
             rank,
             ranks,
+            hosts: Hosts::default(),
             sum: Vec::with_capacity(links.inline()),
             links,
             supply,
@@ -426,10 +429,15 @@ impl<L: RankLinks> Engine<L> {
         };
         let operation = &mut self.in_flight[at];
         operation.detached = true;
-        if matches!(operation.memory, CallerMemory::Borrowed) {
+        let is_lent = match &operation.memory {
+            CallerMemory::Owned { .. } => false,
+            CallerMemory::Foreign(memory) => memory.is_lent(),
+            CallerMemory::Borrowed => true,
+        };
+        if is_lent {
             let what = format!(
-                "{} (operation {}) was dropped before its end, and its elements lie in slices; drive such operations to \
-                 their end, or use a Buffer",
+                "{} (operation {}) was dropped before its end, and its elements belong to their owner again: wait for \
+                 the end of such operations first",
                 operation.call, operation.number
             );
             self.fail_all(at, argument(what));

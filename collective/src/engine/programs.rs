@@ -49,6 +49,7 @@ impl<L: RankLinks> Engine<L> {
                     elements: call.elements,
                     chunk: call.chunk,
                     inline: inline / size,
+                    hosts: self.hosts.clone(),
                 };
                 let result = match collective {
                     Collective::ReduceScatter => part(call.elements, self.ranks, self.rank),

@@ -117,6 +117,22 @@ impl Group {
         ranks.filter(|(_, original)| host(**original) == own).map(|(rank, _)| rank).collect()
     }
 
+    /// Returns the number of the host of each rank: the host that the rank has named, or else the one on which
+    /// it runs. Equal on all ranks.
+    pub(crate) fn hosts(&self) -> Vec<usize> {
+        let mut names: Vec<&str> = Vec::new();
+        let number = |original: &usize| {
+            let member = self.session.members.get(*original)?;
+            let name = if member.named_host.is_empty() { &member.host } else { &member.named_host };
+            let known = names.iter().position(|known| known == name);
+            if known.is_none() {
+                names.push(name);
+            }
+            Some(known.unwrap_or(names.len() - 1))
+        };
+        self.epoch.members.iter().filter_map(number).collect()
+    }
+
     /// Returns the number of cores that the process of a rank may use.
     pub(crate) fn cores(&self, rank: usize) -> usize {
         let member = self.original(rank).and_then(|original| self.session.members.get(original));

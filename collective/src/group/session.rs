@@ -190,7 +190,8 @@ async fn meet(
 ) -> Result<(Arc<Bootstrap<Reports>>, GroupId, Vec<bootstrap::proto::Member>), CollectiveError> {
     let (rank, size, rank_0) = (launch.rank(), launch.size(), launch.address());
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let about = Member { host: host(), cores }.encode_to_vec().into();
+    let named_host = launch.host_name().unwrap_or_default().to_owned();
+    let about = Member { host: host(), cores, named_host }.encode_to_vec().into();
     let common = HashMap::from([("the job".to_owned(), launch.job_name().to_owned())]);
     let info = MemberInfo { noun: "rank", number: rank, size, common, address: local.to_string(), about };
     let no_random = |error| setup(format!("the system gives no random numbers: {error}"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
+use super::step::{Action, Area, Arguments, Collective, Hosts, Plan, Span, Step, part};
 
 /// The largest number of chunks of a whole, so that a plan has an upper bound.
 const MOST_CHUNKS: usize = 1 << 12;
@@ -16,6 +16,7 @@ pub(super) struct Builder {
     pub(super) elements: usize,
     /// The largest number of elements of a message that is done at once; see [`Arguments::inline`].
     pub(super) inline: usize,
+    pub(super) hosts: Hosts,
     collective: Collective,
     chunk: usize,
     scratch: usize,
@@ -30,6 +31,7 @@ impl Builder {
             ranks: arguments.ranks,
             elements: arguments.elements,
             inline: arguments.inline,
+            hosts: arguments.hosts.clone(),
             collective: arguments.collective,
             chunk: arguments
                 .chunk
@@ -97,6 +99,22 @@ impl Builder {
         }
     }
 
+    /// Receives a range of Work of each of these ranks, in this order, and reduces it.
+    pub(super) fn reduce_chunks(&mut self, from: &[usize], range: Range<usize>) {
+        for chunk in self.chunks(range) {
+            for from in from {
+                self.receive(*from, Span::work(chunk.clone()), Some(Span::work(chunk.clone())));
+            }
+        }
+    }
+
+    /// Marks a range of Work as final, chunk by chunk.
+    pub(super) fn finish_chunks(&mut self, range: Range<usize>) {
+        for chunk in self.chunks(range) {
+            self.finish(Span::work(chunk));
+        }
+    }
+
     /// Reduces within this rank.
     pub(super) fn local(&mut self, with: Span, into: Span, reduce: Span) {
         self.push(Action::Local { with, into, reduce }, &[]);
@@ -118,9 +136,7 @@ impl Builder {
     /// Makes the plan of a group of one rank: the result is what the rank gives.
     pub(super) fn alone(&mut self) {
         if matches!(self.collective, Collective::AllReduce | Collective::ReduceScatter) {
-            for chunk in self.chunks(0..self.elements) {
-                self.finish(Span::work(chunk));
-            }
+            self.finish_chunks(0..self.elements);
         }
     }
 }

@@ -16,7 +16,6 @@
 use std::ops::Range;
 
 use super::builder::Builder;
-use super::step::Span;
 
 /// Ranges of at least this many elements are halved at a multiple of [`ALIGNMENT`], so that halves begin on a
 /// cache line.
@@ -33,12 +32,12 @@ pub(super) fn all_reduce(builder: &mut Builder) {
         let is_upper = usize::from(index & bit != 0);
         let partner = block.first + (index ^ bit);
         builder.send_chunks(partner, halves[1 - is_upper].clone());
-        reduce(builder, partner, &halves[is_upper]);
+        builder.reduce_chunks(&[partner], halves[is_upper].clone());
     }
     let own = block.range(builder, index, block.levels);
     if let Some(smaller) = block.smaller(builder.ranks) {
         let from = smaller.first + (index >> (block.levels - smaller.levels));
-        reduce(builder, from, &own);
+        builder.reduce_chunks(&[from], own.clone());
     }
     match block.larger(builder.ranks) {
         Some(larger) => {
@@ -51,11 +50,7 @@ pub(super) fn all_reduce(builder: &mut Builder) {
                 builder.receive_chunks(larger.first + other, larger.range(builder, other, larger.levels));
             }
         }
-        None => {
-            for chunk in builder.chunks(own.clone()) {
-                builder.finish(Span::work(chunk));
-            }
-        }
+        None => builder.finish_chunks(own.clone()),
     }
     if let Some(smaller) = block.smaller(builder.ranks) {
         let to = smaller.first + (index >> (block.levels - smaller.levels));
@@ -121,12 +116,4 @@ fn halves(range: &Range<usize>) -> [Range<usize>; 2] {
     let half = if range.len() < ALIGNED_FROM { half } else { half.next_multiple_of(ALIGNMENT) };
     let middle = range.start + half;
     [range.start..middle, middle..range.end]
-}
-
-/// Receives sums, and reduces them.
-fn reduce(builder: &mut Builder, from: usize, range: &Range<usize>) {
-    for chunk in builder.chunks(range.clone()) {
-        let sum = Span::work(chunk);
-        builder.receive(from, sum.clone(), Some(sum));
-    }
 }

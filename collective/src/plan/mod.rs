@@ -9,12 +9,14 @@
 //!   Scratch  memory of this rank alone, for operations that need more
 //! ```
 //!
-//! | operation | one-shot | halving-doubling | ring |
-//! |---|---|---|---|
-//! | all-reduce | [`one_shot`] | [`halving_doubling`] | [`ring`] |
-//! | reduce-scatter, all-gather | [`one_shot`] | [`circulant`] | [`ring`] |
-//! | broadcast | the root sends to every rank | binomial tree | chain |
-//! | barrier | direct, or dissemination | the same | the same |
+//! | operation | one-shot | halving-doubling | ring | hierarchical |
+//! |---|---|---|---|---|
+//! | all-reduce | [`one_shot`] | [`halving_doubling`] | [`ring`] | [`hierarchical`] |
+//! | reduce-scatter, all-gather | [`one_shot`] | [`circulant`] | [`ring`] | [`hierarchical`] |
+//! | broadcast | the root sends to every rank | binomial tree | chain | tree or chain of hosts |
+//! | barrier | direct, or dissemination | the same | the same | the same |
+//!
+//! There is [`naive`] too, for comparisons. Operations other than all-reduce have none, and use one-shot.
 //!
 //! Each element is reduced in one order, which depends on the arguments alone. So all ranks get the same
 //! bits, whatever the timing.
@@ -22,6 +24,8 @@
 mod builder;
 mod circulant;
 mod halving_doubling;
+mod hierarchical;
+mod naive;
 mod one_shot;
 mod ring;
 mod step;
@@ -35,7 +39,7 @@ pub use self::step::Algorithm;
 pub use self::table::{PlanRange, PlanTable};
 
 pub(crate) use self::builder::writes;
-pub(crate) use self::step::{Action, Area, Arguments, Collective, Plan, Span, Step, part};
+pub(crate) use self::step::{Action, Area, Arguments, Collective, Hosts, Plan, Span, Step, part};
 
 impl Plan {
     /// Makes the plan of rank `rank`. The rank, and the root of a broadcast, must be smaller than the number
@@ -50,8 +54,13 @@ impl Plan {
             (Collective::Broadcast { root }, algorithm) => broadcast(&mut builder, root, algorithm),
             _ if arguments.ranks == 1 => builder.alone(),
             (Collective::AllReduce, Algorithm::OneShot) => one_shot::all_reduce(&mut builder),
-            (Collective::ReduceScatter, Algorithm::OneShot) => one_shot::reduce_scatter(&mut builder),
-            (Collective::AllGather, Algorithm::OneShot) => one_shot::all_gather(&mut builder),
+            (Collective::AllReduce, Algorithm::Naive) => naive::all_reduce(&mut builder),
+            (Collective::ReduceScatter, Algorithm::OneShot | Algorithm::Naive) => {
+                one_shot::reduce_scatter(&mut builder)
+            }
+            (Collective::AllGather, Algorithm::OneShot | Algorithm::Naive) => {
+                one_shot::all_gather(&mut builder)
+            }
             (Collective::AllReduce, Algorithm::HalvingDoubling) => halving_doubling::all_reduce(&mut builder),
             (Collective::ReduceScatter, Algorithm::HalvingDoubling) => {
                 circulant::reduce_scatter(&mut builder)
@@ -60,6 +69,11 @@ impl Plan {
             (Collective::AllReduce, Algorithm::Ring) => ring::all_reduce(&mut builder),
             (Collective::ReduceScatter, Algorithm::Ring) => ring::reduce_scatter(&mut builder),
             (Collective::AllGather, Algorithm::Ring) => ring::all_gather(&mut builder),
+            (Collective::AllReduce, Algorithm::Hierarchical) => hierarchical::all_reduce(&mut builder),
+            (Collective::ReduceScatter, Algorithm::Hierarchical) => {
+                hierarchical::reduce_scatter(&mut builder)
+            }
+            (Collective::AllGather, Algorithm::Hierarchical) => hierarchical::all_gather(&mut builder),
         }
         builder.plan()
     }
@@ -103,7 +117,8 @@ fn barrier(builder: &mut Builder) {
 }
 
 /// Broadcast: from the root to every rank directly, along a binomial tree, or along a chain. Chunks follow
-/// one another, so a long broadcast along a chain takes little longer than one transfer.
+/// one another, so a long broadcast along a chain takes little longer than one transfer. A hierarchical one
+/// goes from host to host first.
 ///
 /// ```text
 ///   one-shot   0 → 1, 0 → 2, … 0 → 7
@@ -114,19 +129,29 @@ fn broadcast(builder: &mut Builder, root: usize, algorithm: Algorithm) {
     let ranks = builder.ranks;
     let position = (builder.rank + ranks - root % ranks) % ranks;
     let rank = |position: usize| (position + root) % ranks;
-    let (parent, children) = match algorithm {
-        Algorithm::OneShot => (0, if position == 0 { (1..ranks).collect() } else { Vec::new() }),
-        Algorithm::HalvingDoubling => tree(position, ranks),
-        Algorithm::Ring => (position.saturating_sub(1), (position + 1..ranks).take(1).collect()),
+    let of_positions =
+        |(parent, children): (usize, Vec<usize>)| (rank(parent), children.into_iter().map(rank).collect());
+    let (parent, children): (usize, Vec<usize>) = match algorithm {
+        Algorithm::OneShot | Algorithm::Naive => {
+            of_positions((0, if position == 0 { (1..ranks).collect() } else { Vec::new() }))
+        }
+        Algorithm::HalvingDoubling => of_positions(tree(position, ranks)),
+        Algorithm::Ring => of_positions(chain(position, ranks)),
+        Algorithm::Hierarchical => hierarchical::broadcast(builder, root),
     };
     for chunk in builder.chunks(0..builder.elements) {
         if position > 0 {
-            builder.receive(rank(parent), Span::work(chunk.clone()), None);
+            builder.receive(parent, Span::work(chunk.clone()), None);
         }
         for child in &children {
-            builder.send(rank(*child), Span::work(chunk.clone()));
+            builder.send(*child, Span::work(chunk.clone()));
         }
     }
+}
+
+/// Returns the parent and the children of a position in a chain.
+fn chain(position: usize, ranks: usize) -> (usize, Vec<usize>) {
+    (position.saturating_sub(1), (position + 1..ranks).take(1).collect())
 }
 
 /// Returns the parent and the children of a position in the binomial tree. The parent of a position is the

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// An algorithm of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,11 +16,20 @@ pub enum Algorithm {
     HalvingDoubling,
     /// The ring of Baidu's allreduce: scatter-reduce, then all-gather. Each rank sends 2(N−1)/N·K bytes.
     Ring,
+    /// Within each host first, then across hosts, then within each host again. For ranks of several hosts: H
+    /// hosts of the same number of ranks send 2(H−1)/H·K bytes each to the others.
+    Hierarchical,
+    /// All ranks send to rank 0, which reduces and sends the result back. What the others are compared with.
+    Naive,
 }
 
 impl Algorithm {
     /// All algorithms.
-    pub const ALL: [Self; 3] = [Self::OneShot, Self::HalvingDoubling, Self::Ring];
+    pub const ALL: [Self; 5] =
+        [Self::OneShot, Self::HalvingDoubling, Self::Ring, Self::Hierarchical, Self::Naive];
+
+    /// The names of all algorithms, for messages.
+    pub(super) const NAMES: &str = "one-shot, halving-doubling, ring, hierarchical and naive";
 
     /// Returns the algorithm with this name, in capital or small letters; `None` if there is none.
     ///
@@ -33,12 +43,14 @@ impl Algorithm {
         Self::ALL.into_iter().find(|algorithm| algorithm.name().eq_ignore_ascii_case(name))
     }
 
-    /// Returns the name: `one-shot`, `halving-doubling` or `ring`.
+    /// Returns the name: `one-shot`, `halving-doubling`, `ring`, `hierarchical` or `naive`.
     pub fn name(self) -> &'static str {
         match self {
             Self::OneShot => "one-shot",
             Self::HalvingDoubling => "halving-doubling",
             Self::Ring => "ring",
+            Self::Hierarchical => "hierarchical",
+            Self::Naive => "naive",
         }
     }
 }
@@ -80,6 +92,36 @@ pub(crate) struct Arguments {
     /// once. Only one-shot all-reduces need it: for longer messages they use scratch memory, because each
     /// rank waits until its elements have been taken. 0 is always right. The ranks need not agree on it.
     pub(crate) inline: usize,
+    pub(crate) hosts: Hosts,
+}
+
+/// The host of each rank. Hosts have numbers from 0. Without entries, all ranks are on one host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Hosts(Arc<[usize]>);
+
+impl FromIterator<usize> for Hosts {
+    fn from_iter<I: IntoIterator<Item = usize>>(hosts: I) -> Self {
+        Self(hosts.into_iter().collect())
+    }
+}
+
+impl Hosts {
+    /// Returns the host of a rank.
+    pub(crate) fn of(&self, rank: usize) -> usize {
+        self.0.get(rank).copied().unwrap_or(0)
+    }
+
+    /// Returns the ranks of each host, in order, without hosts that have none.
+    pub(crate) fn members(&self, ranks: usize) -> Vec<Vec<usize>> {
+        let mut members: Vec<Vec<usize>> = Vec::new();
+        for rank in 0..ranks {
+            let host = self.of(rank);
+            members.resize_with(members.len().max(host + 1), Vec::new);
+            members[host].push(rank);
+        }
+        members.retain(|ranks| !ranks.is_empty());
+        members
+    }
 }
 
 /// Returns the part of a rank, of `elements` elements that are divided among `ranks` ranks. The first parts

@@ -110,8 +110,13 @@ pub(super) fn in_process_by_environment() -> bool {
 const PREFIX: &str = "RDMA_";
 
 /// The variables that packages above this one read. A test compares them with the code.
-const ABOVE: [&str; 4] =
-    ["RDMA_COLLECTIVE_ADDRESS", "RDMA_COLLECTIVE_PLANS", "RDMA_COLLECTIVE_RANK", "RDMA_COLLECTIVE_SIZE"];
+const ABOVE: [&str; 5] = [
+    "RDMA_COLLECTIVE_ADDRESS",
+    "RDMA_COLLECTIVE_HOST",
+    "RDMA_COLLECTIVE_PLANS",
+    "RDMA_COLLECTIVE_RANK",
+    "RDMA_COLLECTIVE_SIZE",
+];
 
 /// A name of earlier versions, with its setting and the name of today. It is refused, because a setting would be
 /// lost without a word otherwise.

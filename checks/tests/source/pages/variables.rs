@@ -61,7 +61,7 @@ fn values_and_examples_of_the_launch_are_those_of_the_code() {
         sections.iter().map(|(name, section)| (name.clone(), example(name, section).to_owned())).collect();
     let of = |set: &BTreeMap<String, String>| Launch::from_variables(|asked| set.get(asked).map(Into::into));
     assert!(of(&set).is_ok(), "the examples together: {:?}", of(&set));
-    assert_eq!(sections.len(), 3);
+    assert_eq!(sections.len(), 4);
     for (name, section) in sections {
         let mut bad = set.clone();
         bad.insert(name.clone(), String::new());

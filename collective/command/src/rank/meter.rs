@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::content::{Pattern, Value};
 use super::{Group, Sink, failed};
 use crate::options::{self, Algorithm, Cell, Length, Type};
-use crate::report::Report;
+use crate::report::{Moved, Report};
 use tonic_rdma_collective::{Buffer, Reduction};
 use tonic_rdma_commands::Failure;
 
@@ -37,8 +37,8 @@ pub(crate) struct Figures {
     pub(crate) latencies: Vec<f64>,
     /// Wrong elements on all ranks.
     pub(crate) errors: u64,
-    /// The bytes that the measured operations moved on all ranks, and those that they copied.
-    pub(crate) moved: [f64; 2],
+    /// The bytes that the measured operations moved, by rank.
+    pub(crate) moved: Vec<Moved<f64>>,
 }
 
 /// Measures cells.
@@ -114,18 +114,20 @@ impl Meter<'_> {
             }
         };
         runs.iter_mut().for_each(|run| run.latencies.clear());
-        let before: Vec<[u64; 2]> = self.groups.iter().map(Group::moved).collect();
+        let before: Vec<Moved<u64>> = self.groups.iter().map(Group::moved).collect();
         iterate(self, &mut runs, count)?;
-        let after: Vec<[u64; 2]> = self.groups.iter().map(Group::moved).collect();
+        let after: Vec<Moved<u64>> = self.groups.iter().map(Group::moved).collect();
         let mut all = Vec::new();
         for (mut run, (before, after)) in runs.into_iter().zip(before.into_iter().zip(after)) {
             self.wrong += run.wrong;
-            let [moved, copied] = [0, 1].map(|index| after[index].saturating_sub(before[index]) as f64);
-            let mut sums = [run.wrong as f64, moved, copied];
-            first.combine(&mut sums, Reduction::Sum)?;
+            let mut errors = [run.wrong as f64];
+            let mut moved = vec![Moved::default(); first.communicator.size()];
+            moved[first.communicator.rank()] =
+                std::array::from_fn(|index| after[index].saturating_sub(before[index]) as f64);
+            first.combine(&mut errors, Reduction::Sum)?;
+            first.combine(moved.as_flattened_mut(), Reduction::Sum)?;
             first.combine(&mut run.latencies, Reduction::Max)?;
-            let [errors, moved, copied] = sums;
-            all.push(Figures { latencies: run.latencies, errors: errors as u64, moved: [moved, copied] });
+            all.push(Figures { latencies: run.latencies, errors: errors[0] as u64, moved });
         }
         Ok(all)
     }

@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use self::meter::{Figures, Meter};
 use crate::launch::{RankSpec, announce};
 use crate::options::{Algorithm, Cell, Options, Pin};
-use crate::report::{Compared, Counted, Key, Plans, Report, Results, Row};
+use crate::report::{Compared, Counted, Key, Moved, Plans, Report, Results, Row};
 use tonic_rdma::Config;
 use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice, Reduction};
 use tonic_rdma_commands::{Failure, process};
@@ -51,7 +51,13 @@ pub(crate) fn work_as_child(options: &Options, spec: &str) -> Result<(), Failure
         }
         process::report(&report)
     };
-    let launch = |address: &String| Launch::new(spec.rank, spec.size, address.clone());
+    let launch = |address: &String| {
+        let launch = Launch::new(spec.rank, spec.size, address.clone());
+        match spec.host {
+            Some(host) => launch.host(format!("simulated {host}")),
+            None => launch,
+        }
+    };
     let launches = spec.addresses.iter().map(launch).collect();
     match work(options, launches, spec.core.is_some(), &mut sink) {
         Ok(wrong) => sink(Report::Done { wrong }),
@@ -92,7 +98,12 @@ fn at_port(launch: &Launch, index: usize) -> Result<Launch, Failure> {
     let (host, port) = launch.address().rsplit_once(':').ok_or_else(refused)?;
     let port = port.parse::<u16>().ok().and_then(|port| port.checked_add(u16::try_from(index).ok()?));
     let address = format!("{host}:{}", port.ok_or_else(refused)?);
-    Ok(Launch::new(launch.rank(), launch.size(), address).job(format!("{} {index}", launch.job_name())))
+    let other = Launch::new(launch.rank(), launch.size(), address);
+    let other = other.job(format!("{} {index}", launch.job_name()));
+    Ok(match launch.host_name() {
+        Some(host) => other.host(host),
+        None => other,
+    })
 }
 
 /// Connects and measures all cells. Returns the number of wrong elements of this rank.
@@ -142,9 +153,8 @@ fn report(
             middle = Some(row.p50_us);
             sink(Report::Row(row))?;
             if options.counters {
-                let [moved_bytes, copied_bytes] = figures.moved.map(|bytes| bytes / operations as f64);
-                let operations = operations as u64;
-                sink(Report::Counted(Counted { key, operations, moved_bytes, copied_bytes }))?;
+                let hosts = options.hosts.as_ref().map(|hosts| hosts.0.clone()).unwrap_or_default();
+                sink(Report::Counted(Counted::new(key, hosts, operations, &figures.moved)))?;
             }
         }
         match algorithm {
@@ -193,11 +203,16 @@ impl Group {
         self.communicator.all_reduce(values, reduction).wait().map(drop).map_err(failed)
     }
 
-    /// Returns the bytes that the operations of this rank have sent with messages or read from other ranks,
-    /// and those that they have copied within this rank. Barriers move none.
-    pub(crate) fn moved(&self) -> [u64; 2] {
-        let statistics = self.communicator.statistics();
-        [statistics.inline_bytes + statistics.read_bytes, statistics.copied_bytes]
+    /// Returns the bytes that the operations of this rank have sent, received, sent to other hosts, and copied
+    /// within this rank. Barriers move none.
+    pub(crate) fn moved(&self) -> Moved<u64> {
+        let found = self.communicator.statistics();
+        [
+            found.inline_bytes + found.referenced_bytes,
+            found.received_bytes,
+            found.across_bytes,
+            found.copied_bytes,
+        ]
     }
 }
 

@@ -17,7 +17,7 @@ use tonic_rdma_tensor::Dtype;
 use self::simulation::{OperandKind, Rank, Task, World, whole_numbers};
 use super::{Call, Kind};
 use crate::error::{CollectiveError, CollectiveErrorKind};
-use crate::plan::{Algorithm, Collective, part};
+use crate::plan::{Algorithm, Collective, Hosts, part};
 use crate::reduce::{Kernel, Reduction};
 
 const SCHEDULES: u64 = 40;
@@ -49,10 +49,13 @@ impl Group {
         let numbers = Arc::new(AtomicU64::new(0));
         let inline = *random.choice(&[0, 16, 64, 256]).unwrap();
         let slowness = (0..ranks).map(|_| *random.choice(&[0, 0, 0, 20]).unwrap()).collect();
+        let hosts: Hosts = (0..ranks).map(|_| random.usize(0..3)).collect();
         let ranks = (0..ranks)
             .map(|rank| {
                 let tasks = calls.iter().map(|call| task(*call, ranks, rank, random)).collect();
-                Rank::new(rank, ranks, &world, &numbers, inline, tasks)
+                let mut rank = Rank::new(rank, ranks, &world, &numbers, inline, tasks);
+                rank.engine.hosts = hosts.clone();
+                rank
             })
             .collect();
         Self { world, ranks, slowness, gone: None }

@@ -8,6 +8,7 @@ use crate::group::launch::Launch;
 const RANK: &str = "RDMA_COLLECTIVE_RANK";
 const SIZE: &str = "RDMA_COLLECTIVE_SIZE";
 const ADDRESS: &str = "RDMA_COLLECTIVE_ADDRESS";
+const HOST: &str = "RDMA_COLLECTIVE_HOST";
 
 const LOOPBACK: &str = "127.0.0.1";
 
@@ -53,6 +54,13 @@ impl Launcher {
 
 /// Reads this library's variables, and those of the launcher.
 pub(super) fn read(variables: &Variables<'_>) -> Result<Launch, CollectiveError> {
+    let host = variables.find(&[HOST], "takes a name of 1 to 256 bytes", |name| {
+        Launch::is_name(name.len()).then_some(name)
+    })?;
+    Ok(Launch { host, ..rank_and_address(variables)? })
+}
+
+fn rank_and_address(variables: &Variables<'_>) -> Result<Launch, CollectiveError> {
     let (rank, size) = (variables.number(RANK)?, variables.number(SIZE)?);
     let address = variables.text(ADDRESS)?.map(checked_address).transpose()?;
     let info = match (rank, size, &address) {
@@ -73,7 +81,7 @@ pub(super) fn read(variables: &Variables<'_>) -> Result<Launch, CollectiveError>
             )));
         }
     };
-    Launch { rank, size, address, job: info.job }.checked()
+    Launch::new(rank, size, address).job(info.job).checked()
 }
 
 /// Makes the launch from this library's variables alone.

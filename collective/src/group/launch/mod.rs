@@ -22,6 +22,7 @@ pub struct Launch {
     size: usize,
     address: String,
     job: String,
+    host: Option<String>,
 }
 
 impl Launch {
@@ -38,13 +39,28 @@ impl Launch {
     /// assert_eq!(launch.size(), 1);
     /// ```
     pub fn new(rank: usize, size: usize, address: impl Into<String>) -> Self {
-        Self { rank, size, address: address.into(), job: String::new() }
+        Self { rank, size, address: address.into(), job: String::new(), host: None }
     }
 
     /// Sets the name of the job, which is equal on all ranks. Rank 0 refuses processes of another job.
     /// Default: empty.
     pub fn job(mut self, job: impl Into<String>) -> Self {
         self.job = job.into();
+        self
+    }
+
+    /// Names the host of this rank. Plans for ranks of several hosts take ranks with one name as those of one
+    /// host, so a name may also stand for a rack or a socket, or for a host that a test simulates. Ranks without
+    /// a name count by the system on which they run. It takes 1 to 256 bytes.
+    ///
+    /// ```
+    /// use tonic_rdma_collective::Launch;
+    ///
+    /// let launch = Launch::new(3, 4, "10.0.0.1:29000").host("rack 2");
+    /// assert_eq!(launch.host_name(), Some("rack 2"));
+    /// ```
+    pub fn host(mut self, name: impl Into<String>) -> Self {
+        self.host = Some(name.into());
         self
     }
 
@@ -62,7 +78,8 @@ impl Launch {
     /// example.
     ///
     /// `RDMA_COLLECTIVE_RANK`, `RDMA_COLLECTIVE_SIZE` and `RDMA_COLLECTIVE_ADDRESS` each override what the
-    /// launcher says, and do without a launcher if all three are set.
+    /// launcher says, and do without a launcher if all three are set. `RDMA_COLLECTIVE_HOST` is
+    /// [`host`](Self::host).
     ///
     /// A computed port lies between 20000 and 31999, below the ports that Linux gives to outgoing
     /// connections. It is never `MASTER_PORT`, because torchrun's agent listens there.
@@ -127,6 +144,11 @@ impl Launch {
         &self.job
     }
 
+    /// Returns the name of the host, if one was given.
+    pub fn host_name(&self) -> Option<&str> {
+        self.host.as_deref()
+    }
+
     /// Returns the launch, or an error if the numbers do not fit.
     pub(crate) fn checked(self) -> Result<Self, CollectiveError> {
         let (rank, size) = (self.rank, self.size);
@@ -143,15 +165,24 @@ impl Launch {
                 self.address
             )));
         }
-        if self.job.len() > Self::MAX_JOB {
-            let (length, most) = (self.job.len(), Self::MAX_JOB);
+        if self.job.len() > Self::MAX_NAME {
+            let (length, most) = (self.job.len(), Self::MAX_NAME);
             return Err(setting(format!("the job's name has {length} bytes; it takes at most {most}")));
+        }
+        if let Some(length) = self.host.as_ref().map(String::len).filter(|length| !Self::is_name(*length)) {
+            let most = Self::MAX_NAME;
+            return Err(setting(format!("the host's name has {length} bytes; it takes from 1 to {most}")));
         }
         Ok(self)
     }
 
-    /// The longest name of a job in bytes.
-    pub(crate) const MAX_JOB: usize = 256;
+    /// The longest name of a job or a host in bytes.
+    pub(crate) const MAX_NAME: usize = 256;
+
+    /// Returns whether a host's name may have this many bytes.
+    fn is_name(length: usize) -> bool {
+        (1..=Self::MAX_NAME).contains(&length)
+    }
 }
 
 #[cfg(test)]

@@ -312,6 +312,21 @@ fn the_own_variables_override_any_launcher() {
 }
 
 #[test]
+fn a_rank_may_name_its_host() {
+    assert_eq!(of(TORCHRUN).unwrap().host_name(), None);
+    let launch = of(&with(TORCHRUN, &[("RDMA_COLLECTIVE_HOST", "rack 7")])).unwrap();
+    assert_eq!(launch.host_name(), Some("rack 7"));
+    let long = "x".repeat(257);
+    for name in ["", &long] {
+        let error = of(&with(TORCHRUN, &[("RDMA_COLLECTIVE_HOST", name)])).unwrap_err().to_string();
+        assert_eq!(error, format!("RDMA_COLLECTIVE_HOST={name:?}: takes a name of 1 to 256 bytes"));
+        let error = Launch::new(0, 1, "127.0.0.1:0").host(name).checked().unwrap_err().to_string();
+        let length = name.len();
+        assert_eq!(error, format!("the host's name has {length} bytes; it takes from 1 to 256"));
+    }
+}
+
+#[test]
 fn errors_name_the_variable_and_its_value() {
     let message = |variables: &[(&str, &str)]| of(variables).unwrap_err().to_string();
     assert_eq!(

@@ -8,6 +8,9 @@ pub struct Member {
     /// The number of processor cores that the process may use.
     #[prost(uint32, tag = "2")]
     pub cores: u32,
+    /// The host by which plans count the rank, if the rank names one. Otherwise it is `host`.
+    #[prost(string, tag = "3")]
+    pub named_host: ::prost::alloc::string::String,
 }
 /// What a rank tells those that watch it: the errors that end the operations of the group, the latest ones.
 #[derive(Clone, PartialEq, ::prost::Message)]

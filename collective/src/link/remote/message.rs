@@ -17,6 +17,7 @@
 use std::time::Duration;
 
 use crate::link::Tag;
+use crate::plan::Hosts;
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
@@ -216,6 +217,8 @@ pub(crate) struct LinkSettings {
     pub(crate) attached: usize,
     /// How long the set-up, or the attachment of a region, may take.
     pub(crate) limit: Duration,
+    /// On which host each rank is, for the counters.
+    pub(crate) hosts: Hosts,
 }
 
 impl Default for LinkSettings {
@@ -235,6 +238,7 @@ impl Default for LinkSettings {
             reads: 3,
             attached: 64,
             limit: Duration::from_secs(10),
+            hosts: Hosts::default(),
         }
     }
 }
@@ -259,6 +263,10 @@ pub(crate) struct LinkCounters {
     pub(crate) referenced_bytes: u64,
     /// Bytes read from memory of peers.
     pub(crate) read_bytes: u64,
+    /// Bytes received, inline or read.
+    pub(crate) received_bytes: u64,
+    /// Bytes sent to ranks of other hosts, inline or to be read.
+    pub(crate) across_bytes: u64,
     /// Bytes copied by this rank on their way: into a message, or out of memory into which they were read.
     /// Bytes that the receiver moves straight from the memory of the sender to their place are not in this
     /// count.

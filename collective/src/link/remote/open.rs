@@ -91,10 +91,12 @@ impl RemoteLinks {
             tasks.spawn(async move { (peer, link_setup.set_up_in_time(peer, channel).await) });
         }
         let mut peers: Vec<Option<Box<RankLink>>> = (0..ranks).map(|_| None).collect();
+        let hosts = &settings.hosts;
         while let Some(met) = tasks.join_next().await {
-            let (rank, peer) = met.map_err(broken)?;
-            let peer = peer.map_err(|error| setup(format!("no links to rank {rank}: {error}")))?;
-            peers[rank] = Some(Box::new(peer));
+            let (other, peer) = met.map_err(broken)?;
+            let mut peer = peer.map_err(|error| setup(format!("no links to rank {other}: {error}")))?;
+            peer.is_across = hosts.of(rank) != hosts.of(other);
+            peers[other] = Some(Box::new(peer));
         }
         let inline = peers.iter().flatten().map(|peer| peer.inline()).min();
         Ok(Self {

@@ -32,6 +32,8 @@ pub(super) struct RankLink {
     closed: Option<Arc<str>>,
     /// The first fault of this link.
     fault: Option<LinkFault>,
+    /// Whether the peer is on another host.
+    pub(super) is_across: bool,
 }
 
 /// How messages travel.
@@ -75,6 +77,7 @@ impl RankLink {
             read,
             closed: None,
             fault: None,
+            is_across: false,
         }
     }
 
@@ -148,9 +151,9 @@ impl RankLink {
         if !self.put(Header::inline(self.sent, tag, payload.len()), payload)? {
             return Ok(false);
         }
-        counters.sent += 1;
         counters.inline_bytes += payload.len() as u64;
         counters.copied_bytes += payload.len() as u64;
+        self.count_sent(payload.len() as u64, counters);
         Ok(true)
     }
 
@@ -169,9 +172,15 @@ impl RankLink {
         if !self.put(Header::reference(number, tag), &reference.to_bytes())? {
             return Ok(None);
         }
-        counters.sent += 1;
         counters.referenced_bytes += reference.length;
+        self.count_sent(reference.length, counters);
         Ok(Some(number))
+    }
+
+    #[inline]
+    fn count_sent(&self, bytes: u64, counters: &mut LinkCounters) {
+        counters.sent += 1;
+        counters.across_bytes += if self.is_across { bytes } else { 0 };
     }
 
     /// Returns how many messages the peer has taken.
@@ -255,6 +264,7 @@ impl RankLink {
                 } else {
                     self.copy_payload(length, &mut sink, &mut common.scratch)?;
                 }
+                common.counters.received_bytes += length as u64;
                 self.take(false, &mut common.counters)?;
                 Ok(true)
             }
@@ -406,6 +416,7 @@ impl RankLink {
         }
         self.read.reset();
         common.counters.read_bytes += reference.length;
+        common.counters.received_bytes += reference.length;
         self.take(true, &mut common.counters)?;
         Ok(true)
     }

@@ -89,6 +89,17 @@ fn halving_doubling_sends_as_little_as_a_ring_for_powers_of_two() {
 }
 
 #[test]
+fn the_naive_reducer_sends_and_receives_all_at_rank_0() {
+    for ranks in 2..=8 {
+        let arguments =
+            Arguments { chunk: 40, ..arguments(Collective::AllReduce, Algorithm::Naive, ranks, 840) };
+        let sums: Vec<usize> = plans(&arguments).iter().map(sent).collect();
+        assert_eq!(sums[0], (ranks - 1) * 840);
+        assert!(sums[1..].iter().all(|sum| *sum == 840), "{sums:?}");
+    }
+}
+
+#[test]
 fn rounds_of_the_circulant_graph_are_few() {
     for ranks in 2..=40_usize {
         let elements = ranks * 8;
@@ -136,7 +147,7 @@ fn only_operations_that_need_it_have_scratch() {
         let arguments = arguments(collective, algorithm, ranks, 1000);
         let most = match (collective, algorithm) {
             (Collective::AllReduce, Algorithm::OneShot) => 1000,
-            (Collective::ReduceScatter, Algorithm::OneShot) => 1000_usize.div_ceil(ranks),
+            (Collective::ReduceScatter, Algorithm::OneShot | Algorithm::Naive) => 1000_usize.div_ceil(ranks),
             _ => 0,
         };
         for plan in plans(&arguments) {

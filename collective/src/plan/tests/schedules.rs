@@ -66,12 +66,14 @@ fn any_arguments(random: &mut fastrand::Rng) -> Arguments {
         5 | 6 => Collective::ReduceScatter,
         _ => Collective::AllReduce,
     };
+    let most = 1 + random.usize(..5);
     Arguments {
         collective,
-        algorithm: ALGORITHMS[random.usize(..3)],
+        algorithm: ALGORITHMS[random.usize(..ALGORITHMS.len())],
         ranks,
         elements,
         chunk: elements.div_ceil(1 + random.usize(..12)) + random.usize(..2),
         inline: 0,
+        hosts: (0..ranks).map(|_| random.usize(..most)).collect(),
     }
 }

@@ -51,7 +51,7 @@ fn errors_name_the_part_at_fault() {
         ),
         (
             "star",
-            r#"in the part "star": there is no algorithm "star"; there are one-shot, halving-doubling and ring"#,
+            r#"in the part "star": there is no algorithm "star"; there are one-shot, halving-doubling, ring, hierarchical and naive"#,
         ),
         (
             "ring/0:..",
@@ -95,7 +95,7 @@ fn small_broadcasts_to_many_ranks_go_along_a_tree() {
 }
 
 fn any_text() -> impl Strategy<Value = String> {
-    let part = (0..3_usize, 1..1_usize << 40, 1..1_usize << 30);
+    let part = (0..Algorithm::ALL.len(), 1..1_usize << 40, 1..1_usize << 30);
     prop::collection::vec(part, 1..20).prop_map(|mut parts| {
         parts.sort_by_key(|(_, end, _)| *end);
         parts.dedup_by_key(|(_, end, _)| *end);

@@ -13,7 +13,10 @@ use std::path::Path;
 
 use self::rounds::{History, Message};
 use self::svg::Names;
+use super::hosts::across;
+use super::model::micros;
 use super::{Algorithm, Arguments, Collective, arguments};
+use crate::plan::PlanTable;
 
 const RANKS: usize = 4;
 
@@ -27,6 +30,11 @@ fn the_pictures_of_the_book_show_these_plans() {
             Names { title: "Halving-doubling", sums: "halving", copies: "doubling" },
         ),
         (Algorithm::Ring, "ring.svg", Names { title: "Ring", sums: "scatter-reduce", copies: "all-gather" }),
+        (
+            Algorithm::Hierarchical,
+            "hierarchical.svg",
+            Names { title: "Hierarchical, hosts of two ranks", sums: "sums", copies: "copies" },
+        ),
     ] {
         is_in_the_book(
             &format!("src/pictures/{file}"),
@@ -54,6 +62,89 @@ fn the_table_of_the_book_counts_these_plans() {
 }
 
 #[test]
+fn the_table_of_hosts_in_the_book_counts_these_plans() {
+    const ELEMENTS: usize = 55_440;
+    let compared = [Algorithm::OneShot, Algorithm::HalvingDoubling, Algorithm::Ring, Algorithm::Hierarchical];
+    let mut table =
+        "| hosts | one-shot | halving-doubling | ring | hierarchical |\n|---|---|---|---|---|\n".to_owned();
+    let in_order = |hosts: &[usize]| {
+        hosts.iter().enumerate().flat_map(|(host, ranks)| vec![host; *ranks]).collect::<Vec<usize>>()
+    };
+    for (name, hosts) in [
+        ("2 of 2 ranks", in_order(&[2, 2])),
+        ("2 of 4 ranks", in_order(&[4, 4])),
+        ("2 of 4 ranks, in turn", (0..8).map(|rank| rank % 2).collect()),
+        ("4 of 2 ranks", in_order(&[2; 4])),
+        ("4 of 8 ranks", in_order(&[8; 4])),
+        ("1 of 4 ranks, 1 of 2, 1 of 1", in_order(&[4, 2, 1])),
+    ] {
+        let cells = compared.map(|algorithm| {
+            let arguments = Arguments {
+                hosts: hosts.iter().copied().collect(),
+                ..arguments(Collective::AllReduce, algorithm, hosts.len(), ELEMENTS)
+            };
+            let (sent, rounds) = across(&arguments);
+            let most = *sent.iter().max().unwrap() as f64 / ELEMENTS as f64;
+            format!("{rounds} round{}, {most:.2} K", if rounds == 1 { "" } else { "s" })
+        });
+        writeln!(table, "| {name} | {} |", cells.join(" | ")).unwrap();
+    }
+    is_in_the_book("src/tables/hosts.md", &table);
+}
+
+/// The times of the algorithms in a model of several hosts, and which one the table takes.
+#[test]
+fn the_table_of_modelled_times_in_the_book_is_that_of_these_plans() {
+    let compared = [Algorithm::OneShot, Algorithm::HalvingDoubling, Algorithm::Ring, Algorithm::Hierarchical];
+    let mut table =
+        "| hosts, card | size | one-shot | halving-doubling | ring | hierarchical | chosen |\n".to_owned();
+    table.push_str("|---|---|---|---|---|---|---|\n");
+    for (hosts, each, in_turn, gbits) in
+        [(2, 4, false, 100), (2, 4, false, 25), (2, 4, true, 100), (4, 8, false, 100), (4, 8, false, 25)]
+    {
+        let (ranks, plans) = (hosts * each, PlanTable::for_hosts(&vec![each; hosts]));
+        let turns = if in_turn { ", in turn" } else { "" };
+        for (size, bytes) in [
+            ("1 KiB", 1 << 10),
+            ("16 KiB", 16 << 10),
+            ("256 KiB", 256 << 10),
+            ("4 MiB", 4 << 20),
+            ("16 MiB", 16 << 20),
+        ] {
+            let mut times = Vec::new();
+            let cells = compared.map(|algorithm| {
+                // The model takes long for the many messages of long one-shots.
+                if algorithm == Algorithm::OneShot && bytes > 1 << 20 {
+                    return "–".to_owned();
+                }
+                let of_rank = |rank| if in_turn { rank % hosts } else { rank / each };
+                let arguments = Arguments {
+                    hosts: (0..ranks).map(of_rank).collect(),
+                    chunk: 256 << 10,
+                    inline: 16 << 10,
+                    ..arguments(Collective::AllReduce, algorithm, ranks, bytes)
+                };
+                let micros = micros(&arguments, gbits);
+                times.push(micros);
+                format!("{micros:.0} µs")
+            });
+            // The hierarchical plan is the last one.
+            let best = times.iter().copied().fold(f64::MAX, f64::min);
+            let ratio = times.last().unwrap() / best;
+            assert!(bytes < 16 << 10 || ratio <= 1.25, "{hosts} of {each}, {size}: {ratio} times the best");
+            let chosen = plans.choose(bytes).0;
+            writeln!(
+                table,
+                "| {hosts} of {each} ranks{turns}, {gbits} Gb/s | {size} | {} | {chosen} |",
+                cells.join(" | ")
+            )
+            .unwrap();
+        }
+    }
+    is_in_the_book("src/tables/hosts-times.md", &table);
+}
+
+#[test]
 fn a_drawn_ring_goes_round() {
     let history = all_reduce(Algorithm::Ring, RANKS, RANKS);
     assert_eq!(history.rounds.len(), 2 * (RANKS - 1));
@@ -67,9 +158,12 @@ fn a_drawn_ring_goes_round() {
 
 #[test]
 fn a_drawn_plan_ends_with_the_whole_on_all_ranks() {
-    for (algorithm, rounds) in
-        [(Algorithm::OneShot, 1), (Algorithm::HalvingDoubling, 4), (Algorithm::Ring, 6)]
-    {
+    for (algorithm, rounds) in [
+        (Algorithm::OneShot, 1),
+        (Algorithm::HalvingDoubling, 4),
+        (Algorithm::Ring, 6),
+        (Algorithm::Hierarchical, 4),
+    ] {
         let history = all_reduce(algorithm, RANKS, RANKS);
         assert_eq!(history.rounds.len(), rounds, "{algorithm:?}");
         let last = history.states.last().unwrap();
@@ -81,6 +175,7 @@ fn a_drawn_plan_ends_with_the_whole_on_all_ranks() {
 fn all_reduce(algorithm: Algorithm, ranks: usize, elements: usize) -> History {
     History::of(&Arguments {
         inline: elements,
+        hosts: (0..ranks).map(|rank| rank / 2).collect(),
         ..arguments(Collective::AllReduce, algorithm, ranks, elements)
     })
 }
