@@ -85,6 +85,27 @@ pub(crate) static SECONDS: Scale = Scale::new(
     1e-9,
 );
 
+/// Lengths in bytes.
+pub(crate) static BYTES: Scale = Scale::new(
+    &[
+        (16, "16"),
+        (64, "64"),
+        (256, "256"),
+        (1 << 10, "1024"),
+        (4 << 10, "4096"),
+        (16 << 10, "16384"),
+        (64 << 10, "65536"),
+        (256 << 10, "262144"),
+        (1 << 20, "1048576"),
+        (4 << 20, "4194304"),
+        (16 << 20, "16777216"),
+        (64 << 20, "67108864"),
+        (256 << 20, "268435456"),
+        (1 << 30, "1073741824"),
+    ],
+    1.0,
+);
+
 /// The histogram of one metric with one set of labels.
 #[derive(Debug)]
 pub(crate) struct Histogram {
@@ -179,7 +200,7 @@ mod tests {
         meters.within(|| {
             let histograms = Histograms::default();
             let histogram = histogram!("some_seconds", "side" => "client"; &SECONDS, histograms);
-            [0, 1_000, 1_001, 3_000_000, u64::MAX / 2].map(|value| histogram.record(value));
+            [0, 1_000, 1_001, 3_000_000, u64::MAX / 2].iter().for_each(|value| histogram.record(*value));
             histograms.publish();
             let up_to = |le| meters.sum("some_seconds_bucket", &[("le", le), ("side", "client")]);
             let bounds = ["0.000001", "0.000002", "0.002", "0.005", "3600", "+Inf"];
@@ -195,16 +216,18 @@ mod tests {
 
     #[test]
     fn bounds_are_their_labels() {
-        for (bound, label) in SECONDS.bounds {
-            let seconds: f64 = label.parse().unwrap_or_default();
-            assert_eq!((seconds * 1e9).round() as u64, *bound);
-        }
-        let bits: Vec<_> = SECONDS.bounds.iter().map(|(bound, _)| bits_of(*bound)).collect();
-        assert!(bits.is_sorted_by(|one, next| one < next), "{bits:?}");
-        let values = SECONDS.bounds.iter().flat_map(|(bound, _)| [bound - 1, *bound, bound + 1]);
-        for value in values.chain([0, u64::MAX]) {
-            let bucket = SECONDS.bounds.partition_point(|(bound, _)| *bound < value);
-            assert_eq!(SECONDS.bucket(value), bucket, "{value}");
+        for scale in [&SECONDS, &BYTES] {
+            for (bound, label) in scale.bounds {
+                let value: f64 = label.parse().unwrap_or_default();
+                assert_eq!((value / scale.unit).round() as u64, *bound);
+            }
+            let bits: Vec<_> = scale.bounds.iter().map(|(bound, _)| bits_of(*bound)).collect();
+            assert!(bits.is_sorted_by(|one, next| one < next), "{bits:?}");
+            let values = scale.bounds.iter().flat_map(|(bound, _)| [bound - 1, *bound, bound + 1]);
+            for value in values.chain([0, u64::MAX]) {
+                let bucket = scale.bounds.partition_point(|(bound, _)| *bound < value);
+                assert_eq!(scale.bucket(value), bucket, "{value}");
+            }
         }
     }
 }

@@ -43,12 +43,13 @@ const METRICS: &[(Describe, &str, &str)] = &[
 ];
 
 /// The [histograms](super::Histograms).
-const HISTOGRAMS: [(&str, &str); 2] = [
+const HISTOGRAMS: [(&str, &str); 3] = [
     ("tonic_rdma_call_seconds", "Native calls, from begin to end, by status; off unless RDMA_HISTOGRAMS=yes"),
     (
         "tonic_rdma_queue_seconds",
         "Time that native calls wait before they are sent, or before their handler runs",
     ),
+    ("tonic_rdma_message_bytes", "Lengths of the messages that this side of native calls has sent"),
 ];
 
 const BUILD_INFO: &str = "tonic_rdma_build_info";

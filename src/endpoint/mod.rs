@@ -51,7 +51,7 @@ pub(crate) use error::{ConnectionFault, not_in_time};
 #[cfg(test)]
 pub(crate) use held::HeldBudget;
 pub(crate) use held::HeldShare;
-pub(crate) use histogram::{Histogram, Histograms, SECONDS, histogram};
+pub(crate) use histogram::{BYTES, Histogram, Histograms, SECONDS, histogram};
 pub(crate) use info::Role;
 pub use info::{CounterSnapshot, RdmaConnectInfo, Verdict};
 pub use link::{WorkId, WorkKind};

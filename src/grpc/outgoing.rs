@@ -5,10 +5,13 @@
 //! goes to the stream in its parts, together with the offset of its longest part, or of its last large one.
 //! These are large fields where [`gather`](crate::gather) encodes the body.
 
+use std::sync::Arc;
+
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::landed::{AlignedField, PREFIX};
 use super::session::Sink;
+use super::times::CallTimes;
 
 /// The messages of one body.
 #[derive(Debug, Default)]
@@ -20,6 +23,9 @@ pub(super) struct Outgoing {
     /// The bytes are not gRPC messages, or the boundary of the next message is not known: they are sent as
     /// they are.
     opaque: bool,
+    /// Where the lengths of the messages are recorded, and the bytes until the next prefix.
+    lengths: Option<Arc<CallTimes>>,
+    until_next: usize,
 }
 
 impl Outgoing {
@@ -31,8 +37,27 @@ impl Outgoing {
     /// Most parts of a message. An offer has twice as many segments, because long parts may be taken apart.
     const PARTS: usize = 128;
 
+    /// Makes the messages of a body, whose lengths are recorded if `lengths` is there.
+    pub(super) fn recorded(lengths: Option<Arc<CallTimes>>) -> Self {
+        Self { lengths, ..Self::default() }
+    }
+
+    /// Records the lengths of the messages that begin in `data`, the next frame. A prefix in two frames, which no
+    /// encoder of gRPC makes, ends the record.
+    pub(super) fn record(&mut self, data: &[u8]) {
+        let Some(lengths) = self.lengths.take() else { return };
+        while self.until_next < data.len() {
+            let Some(length) = length_of(&data[self.until_next..]) else { return };
+            lengths.sends(length - PREFIX);
+            self.until_next = self.until_next.saturating_add(length);
+        }
+        self.until_next -= data.len();
+        self.lengths = Some(lengths);
+    }
+
     /// Queues a frame of the body. With `end` it is the last one.
     pub(super) fn send(&mut self, sink: &impl Sink, mut data: Bytes, end: bool) {
+        self.record(&data);
         while !data.is_empty() && !self.opaque {
             if self.missing > 0 {
                 let more = data.split_to(self.missing.min(data.len()));
@@ -161,8 +186,10 @@ mod tests {
 
     use bytes::BufMut;
     use proptest::prelude::*;
+    use support::Meters;
 
     use super::*;
+    use crate::endpoint::Role;
 
     /// What was queued: bytes, or the lengths of a message's parts and the aligned place; and whether it ends
     /// the body.
@@ -284,6 +311,26 @@ mod tests {
         outgoing.send(&log, message(5000).into(), true);
         let expected = [Queued::Data(1000, false), Queued::Data(4005, false), Queued::Data(5005, true)];
         assert_eq!(log.queued.into_inner(), expected);
+    }
+
+    #[test]
+    fn the_length_of_each_message_is_recorded_once_whatever_its_frames_are() {
+        let meters = Meters::default();
+        meters.within(|| {
+            let lengths = CallTimes::new(Role::Client, Arc::default());
+            let mut outgoing = Outgoing::recorded(Some(Arc::clone(&lengths)));
+            let whole = [message(3), message(0), message(70_000), message(5000)].concat();
+            for frame in [&whole[..20], &whole[20..60_000], &whole[60_000..]] {
+                outgoing.send(&Log::default(), Bytes::copy_from_slice(frame), false);
+            }
+            // The prefix of a message in two frames.
+            outgoing.send(&Log::default(), Bytes::from_static(&[0, 0]), false);
+            outgoing.send(&Log::default(), Bytes::from_static(&[0, 0, 9]), false);
+            drop((lengths, outgoing));
+            let up_to = |le| meters.sum("tonic_rdma_message_bytes_bucket", &[("le", le), ("side", "client")]);
+            assert_eq!(["16", "4096", "16384", "262144"].map(up_to), [2.0, 2.0, 3.0, 4.0]);
+            assert_eq!(meters.sum("tonic_rdma_message_bytes_sum", &[]), 75_003.0);
+        });
     }
 
     proptest! {

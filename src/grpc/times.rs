@@ -1,5 +1,5 @@
-//! The times of native calls, for two histograms: from begin to end, and in queues. There are none unless the
-//! configuration asks for them.
+//! The times of native calls, for two histograms: from begin to end, and in queues. And the lengths of their
+//! messages. There are none unless the configuration asks for them.
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use http::HeaderMap;
 use tonic::{Code, Status};
 
-use crate::endpoint::{Histogram, Histograms, Role, SECONDS, histogram};
+use crate::endpoint::{BYTES, Histogram, Histograms, Role, SECONDS, histogram};
 
 const CALL_SECONDS: &str = "tonic_rdma_call_seconds";
 const QUEUE_SECONDS: &str = "tonic_rdma_queue_seconds";
+const MESSAGE_BYTES: &str = "tonic_rdma_message_bytes";
 
 /// The names of the codes of a status, by number (grpc/doc/statuscodes.md).
 pub const CODES: [&str; 17] = [
@@ -42,13 +43,20 @@ pub(crate) struct CallTimes {
     /// Calls by status: those over RDMA, and those in this process. Most statuses never come.
     calls: [[OnceLock<Arc<Histogram>>; CODES.len()]; 2],
     queue: Arc<Histogram>,
+    messages: Arc<Histogram>,
 }
 
 impl CallTimes {
     pub(super) fn new(role: Role, histograms: Arc<Histograms>) -> Arc<Self> {
         let calls = [(); 2].map(|()| [const { OnceLock::new() }; CODES.len()]);
         let queue = histogram!(QUEUE_SECONDS, "side" => role.name(); &SECONDS, histograms);
-        Arc::new(Self { side: role.name(), histograms, calls, queue })
+        let messages = histogram!(MESSAGE_BYTES, "side" => role.name(); &BYTES, histograms);
+        Arc::new(Self { side: role.name(), histograms, calls, queue, messages })
+    }
+
+    /// Records the length of a message that this side sends, without its prefix.
+    pub(super) fn sends(&self, bytes: usize) {
+        self.messages.record(bytes as u64);
     }
 
     /// Records how long a call has waited: a client's until its first message was sent, a server's until its

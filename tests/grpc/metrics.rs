@@ -15,6 +15,7 @@ use support::{Meters, Runtime, ScriptedGreeter, say, until};
 const CONNECTIONS: &str = "tonic_rdma_connections";
 const CALLS: &str = "tonic_rdma_call_seconds";
 const QUEUE: &str = "tonic_rdma_queue_seconds";
+const MESSAGES: &str = "tonic_rdma_message_bytes";
 const SIDES: [&str; 2] = ["client", "server"];
 
 async fn start(config: &Config, greeter: &ScriptedGreeter) -> (RdmaChannel, JoinHandle<()>) {
@@ -90,6 +91,11 @@ fn each_call_is_in_the_histograms_with_its_status() {
                     |side, code| values(CALLS, &[("side", side), ("code", code), ("transport", transport)]);
                 let all = |name| SIDES.map(|side| values(name, &[("side", side)]));
                 until(|| [CALLS, QUEUE].map(all) == [[OK as f64 + 3.0; 2]; 2]).await;
+                // Each call sent a message, and those that ended well have an answer.
+                assert_eq!(all(MESSAGES), [OK as f64 + 3.0, OK as f64], "{transport}");
+                // "hello" and "hold" in a field each, and nothing.
+                let bytes = meters.sum(&format!("{MESSAGES}_sum"), &[("side", "client")]);
+                assert_eq!(bytes, (7 * OK + 2 * 6) as f64, "{transport}");
                 for side in SIDES {
                     assert_eq!(
                         (count(side, "OK"), count(side, "UNIMPLEMENTED")),
@@ -163,7 +169,7 @@ fn without_a_wish_calls_are_not_timed() {
             server.abort();
         });
     });
-    assert!([CALLS, QUEUE].iter().all(|name| !meters.has(&format!("{name}_count"))));
+    assert!([CALLS, QUEUE, MESSAGES].iter().all(|name| !meters.has(&format!("{name}_count"))));
     assert!(meters.has(CONNECTIONS));
 }
 

@@ -128,9 +128,7 @@ fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> 
     if name == "headline" {
         pages.push(("mission.md".to_owned(), figure.mission()?));
     }
-    // Markdown would end a picture at an empty line.
-    let pictures = pictures::pictures(name, figure)?.into_iter();
-    pages.extend(pictures.map(|(file, svg)| (file, svg.replace("\n\n", "\n"))));
+    pages.extend(pictures::pictures(name, figure)?);
     Ok(pages)
 }
 
@@ -140,7 +138,8 @@ fn of_all(figures: &BTreeMap<String, Figure>) -> Result<Vec<(String, String)>, F
     let mut made = vec![
         (paper::SUMMARY.to_owned(), summary),
         (paper::STATEMENTS.to_owned(), statements::statements(figures)?),
-        (paper::SIZES.to_owned(), pictures::sizes()?.replace("\n\n", "\n")),
+        (paper::SIZES.to_owned(), pictures::sizes()?),
+        (paper::REDUCERS.to_owned(), pictures::reducers(figures.get("paper-baidu"))?),
     ];
     // The book's pages have a place for each.
     for name in paper::FIGURES.iter().filter(|name| !figures.contains_key(&format!("paper-{name}"))) {

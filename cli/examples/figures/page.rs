@@ -509,14 +509,19 @@ impl<'a> Column<'a> {
         if let Some(stored) = stored.and_then(|(_, name)| row.value.get(name)) {
             return Ok(stored.as_f64().map_or_else(dash, ratio));
         }
-        let divided = |over: Option<f64>, under: Option<f64>| Some(ratio(over? / under?));
+        let compared = |over: Option<f64>, under: Option<f64>| Some(ratio(over? / under?));
+        // Of several runs, the median of their ratios here, too.
+        let by_run = |over: Vec<f64>, under: Vec<f64>| {
+            let ratios = divided(&over, &under);
+            (!ratios.is_empty()).then(|| ratio(median(ratios)))
+        };
         let text = match self.figure {
             // The latency of a saturated row only depends on the length of the run.
             "latency" | "p99 ratio" if row.is_saturated() || find(self.base)?.is_saturated() => None,
-            "latency" => divided(find(self.base)?.p50(), row.p50()),
-            "p99 ratio" => divided(find(self.base)?.p99(), row.p99()),
-            "throughput" => divided(row.each_second(), find(self.base)?.each_second()),
-            "CPU ratio" => divided(find(self.base)?.cpu(), row.cpu()),
+            "latency" => by_run(find(self.base)?.p50s(), row.p50s()),
+            "p99 ratio" => compared(find(self.base)?.p99(), row.p99()),
+            "throughput" => by_run(row.rates(), find(self.base)?.rates()),
+            "CPU ratio" => compared(find(self.base)?.cpu(), row.cpu()),
             "p50" | "p99" if self.is_of_mode() && row.is_saturated() => Some("saturated".to_owned()),
             figure => FIGURES.iter().find(|(name, _)| *name == figure).and_then(|(_, shown)| shown(&row)),
         };

@@ -73,8 +73,16 @@ struct Line {
     here: String,
 }
 
+/// The picture of Baidu's reducers, which has the text's formulas, too.
+pub(crate) const REDUCERS: &str = "paper-baidu.svg";
+
 /// What `benches/paper` measures, by the names of its arguments.
 pub(crate) const FIGURES: [&str; 7] = ["8", "9", "10", "11", "12", "baidu", "ar-grpc"];
+
+type LinesOf = fn(&Cells<'_>) -> Vec<Line>;
+
+/// What compares the cell of most workers with that of one worker, run by run.
+type Scaling<'a> = dyn Fn(&[Row<'_>], &[Row<'_>]) -> Vec<f64> + 'a;
 
 /// The cells of a figure.
 pub(crate) type Cells<'a> = Vec<Vec<Row<'a>>>;
@@ -87,7 +95,7 @@ pub(crate) fn summary(figures: &BTreeMap<String, Figure>) -> Result<Option<Strin
         lines.extend(sizes_of_variables());
         lines.extend(transfers(&cells));
     }
-    let rest: [(_, fn(&Cells<'_>) -> Vec<Line>); 6] = [
+    let rest: [(_, LinesOf); 6] = [
         ("paper-9", batches),
         ("paper-10", training),
         ("paper-11", workers),
@@ -242,7 +250,7 @@ fn workers(cells: &Cells<'_>) -> Vec<Line> {
         let Some((_, Some((most, _)))) = found.iter().find(|(_, found)| found.is_some()) else { continue };
         let what = |what: &str| format!("{model}, 8 workers (here {}): {what}", most[0].field("workers"));
         // Both settings, because each favours another side.
-        let here = |value: &dyn Fn(&[Row<'_>], &[Row<'_>]) -> Vec<f64>| {
+        let here = |value: &Scaling<'_>| {
             let here = found.iter().filter_map(|(setting, found)| {
                 let (most, one) = (*found)?;
                 Some(format!("{setting} {}", with_spread(&value(most, one), ratio)))

@@ -46,7 +46,6 @@ struct Subject {
 pub(crate) fn pictures(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, Failure> {
     match name {
         "paper-10" => return curves(name, figure),
-        "paper-baidu" => return reducers(figure),
         "defaults" => {
             return Ok(bars::draw(figure)?.map(|svg| ("defaults.svg".into(), svg)).into_iter().collect());
         }
@@ -77,7 +76,8 @@ fn svg(plot: Plot<'_>) -> Result<String, Failure> {
         [fill='#000000']{fill:#f0f6fc}[stroke='#000000']{stroke:#f0f6fc}\
         [fill='#662288']{fill:#b23ae0}[stroke='#662288']{stroke:#b23ae0}}</style>";
     let svg = draw(&[plot]).context(UNDRAWN)?;
-    Ok(svg.replacen(">\n", &format!(">\n{STYLE}\n"), 1))
+    // Markdown would end a picture at an empty line.
+    Ok(svg.replacen(">\n", &format!(">\n{STYLE}\n"), 1).replace("\n\n", "\n"))
 }
 
 fn size(row: &Row<'_>) -> String {
@@ -155,15 +155,24 @@ pub(crate) fn sizes() -> Result<String, Failure> {
     svg(Plot { title, y, content: Content::Lines { x, lines, marks: false } })
 }
 
-/// Draws what the rank receives that receives most, by the number of ranks.
-fn reducers(figure: &Figure) -> Result<Vec<(String, String)>, Failure> {
-    let cells = figure.cells()?;
-    let line = |(name, colour)| Series::new(name, colour, received(&cells, name));
+/// Draws what the rank receives that receives most, by the number of ranks: what Baidu's text says, and what was
+/// counted, if it was.
+pub(crate) fn reducers(figure: Option<&Figure>) -> Result<String, Failure> {
+    let cells = figure.map_or_else(|| Ok(Vec::new()), Figure::cells)?;
+    let said = |name, colour, operands: fn(f64) -> f64| {
+        let ranks = (1..=8).map(f64::from);
+        Series::new(name, colour, ranks.map(|ranks| (ranks, operands(ranks))).collect())
+    };
+    let counted = |(name, colour)| Series::new(name, colour, received(&cells, name));
+    let mut lines = vec![
+        said("one reducer: N − 1", 4, |ranks| ranks - 1.0),
+        said("ring: 2 (N − 1) / N", 0, |ranks| 2.0 * (ranks - 1.0) / ranks),
+    ];
+    lines.extend([("naive", 1), ("ring", 3)].map(counted).into_iter().filter(|line| !line.values.is_empty()));
     let axis = |name| Axis { name, scale: Scale::Linear };
-    let lines = [("naive", 1), ("ring", 3)].into_iter().map(line).collect();
     let title = "What the rank receives that receives most (lower is better)";
     let content = Content::Lines { x: axis("ranks"), lines, marks: true };
-    Ok(vec![("paper-baidu.svg".to_owned(), svg(Plot { title, y: axis("operands"), content })?)])
+    svg(Plot { title, y: axis("operands"), content })
 }
 
 /// Draws for each run how good the model is, by the time of the training. Returns the names and contents of

@@ -160,12 +160,11 @@ impl PayloadSizes {
     /// Draws the share of the messages, and that of their bytes, in messages of at least 64 bytes, 256 bytes and so
     /// on, for people.
     pub(crate) fn curve(&self) -> String {
-        let above = |least: u64, weight: fn(&(u64, u64)) -> u64| -> f64 {
+        let above = |least: u64, weight: Weight| -> f64 {
             self.sizes.iter().filter(|(bytes, _)| *bytes >= least).map(weight).sum::<u64>() as f64
         };
-        let (messages, bytes): (fn(&(u64, u64)) -> u64, fn(&(u64, u64)) -> u64) =
-            (|(_, count)| *count, |(bytes, count)| bytes * count);
-        let curve = |weight: fn(&(u64, u64)) -> u64| -> String {
+        let (messages, bytes): (Weight, Weight) = (|(_, count)| *count, |(bytes, count)| bytes * count);
+        let curve = |weight: Weight| -> String {
             let height = |least| (above(least, weight) / above(0, weight) * 8.0).ceil() as usize;
             FROM.iter().map(|least| BARS[height(*least).min(8)]).collect()
         };
@@ -183,6 +182,9 @@ impl PayloadSizes {
         )
     }
 }
+
+/// What a length and its number of messages count for.
+type Weight = fn(&(u64, u64)) -> u64;
 
 /// The least sizes of the curve, and heights in eighths.
 const FROM: [u64; 12] = {

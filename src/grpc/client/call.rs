@@ -137,6 +137,8 @@ impl NativeCall {
         let whole = request.body.whole(context);
         let head = request.head(&native.defaults);
         let landing = request.extensions.get::<Landing>().copied();
+        let mut outgoing = Outgoing::recorded(session.times.clone());
+        whole.iter().for_each(|body| outgoing.record(body));
         let is_whole = whole.is_some();
         let opened = match whole {
             Some(body) => session.send_whole(head, body, landing),
@@ -164,7 +166,7 @@ impl NativeCall {
             stream.land(landing);
         }
         let call = self.active.insert(ActiveCall::new(Arc::clone(&stream)));
-        let (mut sent, mut outgoing) = (SentFrames::default(), Outgoing::default());
+        let mut sent = SentFrames::default();
         match advance(&mut request.body, &mut outgoing, &stream, Some(&mut sent), context) {
             Progress::Failed(status) => {
                 self.active = None;

@@ -161,7 +161,8 @@ impl<S: GrpcService> Call<S> {
         } else {
             let pending = PendingResponse { head: parts.headers, data: None };
             self.answered = true;
-            self.state = CallState::Responding(body, Outgoing::default(), Some(pending));
+            let outgoing = Outgoing::recorded(self.stream.session.times.clone());
+            self.state = CallState::Responding(body, outgoing, Some(pending));
         }
     }
 
@@ -190,6 +191,7 @@ impl<S: GrpcService> Call<S> {
                 match &mut next {
                     Poll::Ready(Some(Ok(frame))) => match frame.data_mut() {
                         Some(data) if start.data.is_none() && outgoing.is_small(data) => {
+                            outgoing.record(data);
                             start.data = Some(std::mem::take(data));
                             continue;
                         }

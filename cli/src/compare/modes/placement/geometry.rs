@@ -97,7 +97,7 @@ pub(crate) fn seeds_in_order(first: u64, lengths: &[u64]) -> impl Iterator<Item 
 fn seeds(layout: &Layout, first: u64, lengths: &[u64]) -> impl Iterator<Item = u64> {
     let mut seeds = BufferSeeds::new(layout.clone());
     seeds.begin(first);
-    lengths.to_vec().into_iter().map(move |length| seeds.next(length))
+    lengths.iter().map(move |length| seeds.next(*length))
 }
 
 /// The seeds of an operation's buffers, whose lengths become known one after the other.

@@ -196,7 +196,7 @@ pub(crate) struct Sink {
 enum Targets {
     Slots { slots: Vec<StaticReceiver>, operation: ArrivingOperation },
     Batch(BatchSlot),
-    Passed { source: PassedTensors, acknowledgements: StaticSender, operation: ArrivingOperation },
+    Passed { source: PassedTensors, acknowledgements: Box<StaticSender>, operation: ArrivingOperation },
 }
 
 /// The operation whose tensors arrive one after the other.
@@ -292,7 +292,8 @@ impl Sink {
         const REQUESTS: u32 = 512;
         let channel = device.channel(sender, 0).await?;
         let spec = geometry::spec(geometry::ACKNOWLEDGEMENT)?;
-        let acknowledgements = channel.static_sender(&geometry::acknowledgements(mode), &spec).await?;
+        let acknowledgements =
+            Box::new(channel.static_sender(&geometry::acknowledgements(mode), &spec).await?);
         let count = geometry::buffers(load);
         let tensors = depth.saturating_mul(count as u32);
         let source = match mode {
