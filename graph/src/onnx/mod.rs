@@ -199,9 +199,11 @@ impl Model {
     ) -> TractResult<HashMap<Outlet, ModelValue>> {
         let mut values = HashMap::new();
         for (engine, outlet) in wanted {
-            // The engine's executor does not run constants.
+            // The engine's executor runs no constants, and no inputs of which only the shape counts.
             if let Some(constant) = &self.engine.outlet_fact(*engine)?.konst {
                 values.insert(*outlet, TValue::Const(Arc::clone(constant)));
+            } else if let Some(input) = self.engine.inputs.iter().position(|input| input == engine) {
+                values.insert(*outlet, feeds[input].clone());
             }
         }
         let plan = SimplePlan::new(Arc::clone(&self.engine))?;
