@@ -97,7 +97,7 @@ struct State {
 }
 
 enum Phase {
-    Idle(Running),
+    Idle(Box<Running>),
     /// A thread, or a task of the runtime, has the operation and waits for its end.
     Awaited,
     Ended(Ended),
@@ -183,7 +183,8 @@ impl Drop for Shared {
 
 impl Operation {
     fn new(running: Running, result: Py<PyAny>) -> Self {
-        let state = Mutex::new(State { phase: Phase::Idle(running), callbacks: Vec::new(), waiters: 0 });
+        let state =
+            Mutex::new(State { phase: Phase::Idle(Box::new(running)), callbacks: Vec::new(), waiters: 0 });
         Self { shared: Arc::new(Shared { state, changed: Condvar::new() }), result }
     }
 

@@ -1,5 +1,5 @@
 //! C programs, compiled by gcc, that use the library by its header; and the header itself.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
