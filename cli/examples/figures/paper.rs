@@ -315,7 +315,8 @@ pub(crate) fn received(cells: &Cells<'_>, algorithm: &str) -> Vec<(f64, f64)> {
 fn reducers(cells: &Cells<'_>) -> Vec<Line> {
     let here = |algorithm: &str| {
         let of = |(ranks, times): &(f64, f64)| format!("{ranks} ranks {}", ratio(*times));
-        received(cells, algorithm).iter().map(of).collect::<Vec<_>>().join(", ")
+        let points = received(cells, algorithm);
+        points.iter().filter(|(ranks, _)| *ranks > 1.0).map(of).collect::<Vec<_>>().join(", ")
     };
     vec![
         line("Baidu", "single reducer: operands that it receives", "N − 1", here("naive")),
