@@ -190,6 +190,7 @@ mod tests {
 
     use super::*;
     use crate::endpoint::Role;
+    use crate::grpc::times::MESSAGE_BYTES;
 
     /// What was queued: bytes, or the lengths of a message's parts and the aligned place; and whether it ends
     /// the body.
@@ -327,9 +328,10 @@ mod tests {
             outgoing.send(&Log::default(), Bytes::from_static(&[0, 0]), false);
             outgoing.send(&Log::default(), Bytes::from_static(&[0, 0, 9]), false);
             drop((lengths, outgoing));
-            let up_to = |le| meters.sum("tonic_rdma_message_bytes_bucket", &[("le", le), ("side", "client")]);
+            let up_to =
+                |le| meters.sum(&format!("{MESSAGE_BYTES}_bucket"), &[("le", le), ("side", "client")]);
             assert_eq!(["16", "4096", "16384", "262144"].map(up_to), [2.0, 2.0, 3.0, 4.0]);
-            assert_eq!(meters.sum("tonic_rdma_message_bytes_sum", &[]), 75_003.0);
+            assert_eq!(meters.sum(&format!("{MESSAGE_BYTES}_sum"), &[]), 75_003.0);
         });
     }
 

@@ -12,7 +12,7 @@ use crate::endpoint::{BYTES, Histogram, Histograms, Role, SECONDS, histogram};
 
 const CALL_SECONDS: &str = "tonic_rdma_call_seconds";
 const QUEUE_SECONDS: &str = "tonic_rdma_queue_seconds";
-const MESSAGE_BYTES: &str = "tonic_rdma_message_bytes";
+pub(super) const MESSAGE_BYTES: &str = "tonic_rdma_message_bytes";
 
 /// The names of the codes of a status, by number (grpc/doc/statuscodes.md).
 pub const CODES: [&str; 17] = [

@@ -34,7 +34,7 @@ use tonic_rdma_commands::remote::Host;
 use tonic_rdma_commands::{Context as _, Failure, output, table};
 
 use crate::compare::connections::ConnectionMeter;
-use crate::compare::modes::grpc::client::{CallSettings, GrpcCaller};
+use crate::compare::modes::grpc::client::{self, CallSettings, GrpcCaller};
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::{CompareOptions, Conditions, PROGRAM, ServerJob, ServerOptions};
 use crate::compare::plan::Plan;
@@ -155,7 +155,8 @@ async fn measure(
     let (mut server, addresses) = server::start(&job, host).await?;
     let server_id = server.id(0);
     let work = async {
-        let control = GrpcCaller::new(addresses.control().await?, Mode::GrpcTcp, CallSettings::default());
+        let control =
+            GrpcCaller::new(client::control(&addresses).await?, Mode::GrpcTcp, CallSettings::default());
         let (progress, checks) = (progress.clone(), Checks::default());
         if options.connections.is_some() {
             let (addresses, verdict) = (&addresses, None);

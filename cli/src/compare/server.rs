@@ -19,7 +19,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Body as HttpBody, Bytes, Service, StdError};
-use tonic::transport::{Channel, Server};
+use tonic::transport::Server;
 use tonic_rdma::{Policy, RdmaIncoming, RdmaRoutes, RdmaServer, gather};
 use tonic_rdma_commands::ends::{self, limit_memory, own_arguments, parse_arguments};
 use tonic_rdma_commands::remote::{Host, Request as ChildRequest};
@@ -30,7 +30,6 @@ use tower::Layer;
 use tower::layer::util::Identity;
 use tower::util::{Either, option_layer};
 
-use crate::compare::modes::grpc::client;
 use crate::compare::modes::grpc::service::{Source, TransferService};
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
@@ -75,11 +74,6 @@ impl Addresses {
         of_setting
             .next()
             .ok_or_else(|| Failure::run("the server process does not listen with this HTTP/2 setting"))
-    }
-
-    /// Connects over TCP, for calls outside the measured time.
-    pub(crate) async fn control(&self) -> Result<Channel, Failure> {
-        client::tcp(self.of(None)?.tcp, Http2::DEFAULT).await
     }
 }
 

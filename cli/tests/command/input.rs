@@ -41,7 +41,7 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--consume", "all"], &["all", "auto", "reduce-max", "none"]),
         (
             &["compare", "--sizes", "3GiB", "--modes", "grpc-tcp,grpc-rdma"],
-            &["3 GiB", "grpc-tcp", "2047 MiB", "rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy"],
+            &["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp-await, rdma-dynamic, rdma-named, memcpy"],
         ),
         (
             &["compare", "--sizes", "1GiB", "--inflight", "10000"],

@@ -16,7 +16,7 @@ use tonic_rdma_commands::Failure;
 use tonic_rdma_proto::transfer::Check;
 
 use crate::compare::modes::call_error::CallError;
-use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::modes::grpc::client::{self, GrpcCaller};
 use crate::compare::modes::memcpy::MemcpyCaller;
 use crate::compare::modes::mode::{Contender, Mode};
 use crate::compare::modes::placement::PlacementCaller;
@@ -116,7 +116,7 @@ pub(crate) async fn connect(
             let (Some(rdma), Some(endpoint)) = (rdma, &addresses.tensors) else {
                 return Err(Failure::run("the server process has no device for tensors"));
             };
-            let control = addresses.control().await?;
+            let control = client::control(addresses).await?;
             let connected = PlacementCaller::connect(mode, control, endpoint, (rdma, local), reduces).await;
             connected.map(|(caller, verdict)| (Caller::Placement(caller), Some(verdict)))
         }

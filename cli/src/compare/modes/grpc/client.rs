@@ -341,6 +341,11 @@ pub(crate) async fn connect(
     }
 }
 
+/// Connects over TCP, for calls outside the measured time.
+pub(crate) async fn control(addresses: &Addresses) -> Result<Channel, Failure> {
+    tcp(addresses.of(None)?.tcp, Http2::DEFAULT).await
+}
+
 /// Connects over TCP with nodelay.
 pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Failure> {
     endpoint(address, http2)?.connect().await.context("can't connect to the server process over TCP")
