@@ -28,7 +28,7 @@ use crate::VerbsError;
 /// The alignment of the tensors, which is enough for all vectors of the engine, and which each extent has.
 const ALIGNMENT: usize = 64;
 
-/// A tensor of the engine tract whose content is still to come, in a [`MemRegion`]. The [module](self) has a
+/// A tensor of the engine tract whose content is still to come, in a [`MemRegion`]. The module has a
 /// picture.
 pub struct HostedTensor {
     /// Plain numbers, so its drop does not read them.
