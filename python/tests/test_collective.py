@@ -309,7 +309,7 @@ def read_only_views(communicator):
             out[: part.start] = out[part.stop :] = 0
             communicator.all_gather(view[part], out=out).wait()
             assert (out == size).all()
-    # At any address that is one of their type.
+    # At an address that is none of their type.
     pairs = np.zeros(9, "f4")[1:].view("c8")
     pairs[:] = rank
     communicator.broadcast(pairs, 1).wait()

@@ -8,12 +8,14 @@
 // tonic_rdma_wait or tonic_rdma_test. No call ends the process, or throws.
 //
 // Memory. With a NULL handle, an operation has ended when its call returns. Otherwise the arrays are the operation's
-// until tonic_rdma_wait or tonic_rdma_test says that it has ended, or tonic_rdma_operation_free returns: until then
-// leave the input as it is, neither read nor write the output, and free neither. Afterwards this library does not touch
-// them, whether or not the operation failed. Arrays may begin at any address.
+// until tonic_rdma_wait or tonic_rdma_test says that it has ended, or tonic_rdma_operation_free returns
+// TONIC_RDMA_STATUS_OK: until then leave the input as it is, neither read nor write the output, and free neither.
+// Afterwards this library does not touch them, whether or not the operation failed. Arrays may begin at any address.
 //
 // Handles are numbers. None is used twice, and one that is unknown or freed gives TONIC_RDMA_STATUS_UNKNOWN_HANDLE.
 // {0} is never a handle.
+//
+// Signals. The library's threads block SIGPIPE, so a peer that dies does not end the program by it.
 //
 // Threads. All functions may be called from all threads. The ranks' operations have to start in one order, so threads
 // that share a communicator have to agree on it. One thread at a time waits for an operation. A child of fork() must
@@ -232,12 +234,14 @@ enum tonic_rdma_status tonic_rdma_barrier(struct tonic_rdma_communicator communi
 // there is no limit but the operation's deadline.
 enum tonic_rdma_status tonic_rdma_wait(struct tonic_rdma_operation operation, int64_t timeout_ms);
 
-// Sets ended to whether an operation has ended, and does not wait. If it has, returns its status, and frees
+// Sets ended to whether an operation has ended, and does not wait for other ranks. If it has, returns its status, and frees
 // its handle.
-enum tonic_rdma_status tonic_rdma_test(struct tonic_rdma_operation operation, bool *ended);
+enum tonic_rdma_status tonic_rdma_test(struct tonic_rdma_operation operation,
+                                       bool *ended);
 
 // Frees an operation without waiting, and gives its arrays back at once. One that has not ended can't go on
-// without them, so this ends the group: its operations fail on all ranks. {0} is ignored.
+// without them, so this ends the group: its operations fail on all ranks. {0} is ignored. While another thread
+// waits for the operation, this fails with TONIC_RDMA_STATUS_BUSY, and the operation keeps its arrays.
 enum tonic_rdma_status tonic_rdma_operation_free(struct tonic_rdma_operation operation);
 
 // Returns one line about the last call of this thread that failed: what happened, on which rank, and what can

@@ -231,6 +231,17 @@ unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<Option<&'a str>, F
     text.map(Some).map_err(|_| Failure::argument(format!("{what} is no text in UTF-8")))
 }
 
+/// Blocks SIGPIPE in this thread, and so in the threads that it starts.
+pub(crate) fn block_sigpipe() {
+    // SAFETY: `set` is filled before it is read, and both calls are given its address only.
+    unsafe {
+        let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGPIPE);
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 /// # Safety
 /// Unless `options` is null, it is readable, and so are its texts.
 unsafe fn settings(options: *const TonicRdmaOptions) -> Result<CommunicatorBuilder, Failure> {
@@ -534,7 +545,7 @@ pub extern "C" fn tonic_rdma_wait(operation: TonicRdmaOperation, timeout_ms: i64
     guarded(|| handles::wait(operation.id, limit))
 }
 
-/// Sets ended to whether an operation has ended, and does not wait. If it has, returns its status, and frees
+/// Sets ended to whether an operation has ended, and does not wait for other ranks. If it has, returns its status, and frees
 /// its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tonic_rdma_test(operation: TonicRdmaOperation, ended: *mut bool) -> TonicRdmaStatus {
@@ -549,7 +560,8 @@ pub unsafe extern "C" fn tonic_rdma_test(operation: TonicRdmaOperation, ended: *
 }
 
 /// Frees an operation without waiting, and gives its arrays back at once. One that has not ended can't go on
-/// without them, so this ends the group: its operations fail on all ranks. {0} is ignored.
+/// without them, so this ends the group: its operations fail on all ranks. {0} is ignored. While another thread
+/// waits for the operation, this fails with TONIC_RDMA_STATUS_BUSY, and the operation keeps its arrays.
 #[unsafe(no_mangle)]
 pub extern "C" fn tonic_rdma_operation_free(operation: TonicRdmaOperation) -> TonicRdmaStatus {
     guarded(|| if operation.id == 0 { Ok(()) } else { handles::free_operation(operation.id) })

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tonic_rdma_collective::unstable::Arrays;
 use tonic_rdma_collective::{CollectiveError, Communicator, Operation};
 
-use crate::boundary::{Lent, TonicRdmaStatus};
+use crate::boundary::{Lent, TonicRdmaStatus, block_sigpipe};
 use crate::failure::Failure;
 
 /// An operation on arrays of C.
@@ -38,15 +38,24 @@ fn unknown(what: &str, id: u64) -> Failure {
     Failure::new(TonicRdmaStatus::UnknownHandle, text)
 }
 
-/// Carries out `future`, which makes a communicator, and returns its handle.
+/// Carries out `future`, which makes a communicator, and returns its handle. It runs on a thread of its own, from
+/// which all threads of the communicator inherit that SIGPIPE is blocked: writes to a peer that has died fail, and a
+/// program in C would end by the signal.
 pub(crate) fn opened(
-    future: impl Future<Output = Result<Communicator, CollectiveError>>,
+    future: impl Future<Output = Result<Communicator, CollectiveError>> + Send,
 ) -> Result<u64, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
-    let runtime = runtime.map_err(|error| {
+    let no_means = |error: std::io::Error| {
         Failure::new(TonicRdmaStatus::Setup, format!("the system gives no means to wait: {error}"))
+    };
+    let open = || -> Result<Communicator, Failure> {
+        block_sigpipe();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(no_means)?;
+        Ok(runtime.block_on(future)?)
+    };
+    let communicator = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, open).map_err(no_means)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
-    let communicator = runtime.block_on(future)?;
     let id = fresh();
     lock(&COMMUNICATORS).insert(id, Arc::new(communicator));
     Ok(id)
@@ -68,7 +77,8 @@ pub(crate) fn begun(running: Running) -> u64 {
     id
 }
 
-/// An operation that this thread waits for. Dropping this gives the operation back, or its handle up.
+/// An operation that this thread waits for. Dropping this gives the operation back, or its handle up. After a panic
+/// it drops the operation, which gives its arrays back.
 struct Taken {
     id: u64,
     running: Option<Running>,
@@ -86,7 +96,7 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         let mut operations = lock(&OPERATIONS);
-        match self.running.take() {
+        match self.running.take().filter(|_| !std::thread::panicking()) {
             Some(running) => operations.insert(self.id, Some(running)).map(drop),
             None => operations.remove(&self.id).map(drop),
         };

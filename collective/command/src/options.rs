@@ -98,7 +98,7 @@ pub(crate) struct Options {
     pub(crate) tuner_check: bool,
     /// Show the bytes that each rank moved and copied
     ///
-    /// They stand beside 2(N-1)/N times the size. Those of ring, naive and hierarchical are checked.
+    /// They stand beside 2(N-1)/N times the size. Those of ring, naive and, with --hosts, hierarchical are checked.
     #[arg(long)]
     pub(crate) counters: bool,
     /// Measure four sizes for 0.1 s each

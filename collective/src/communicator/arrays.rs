@@ -82,10 +82,11 @@ impl<A: Array> Arrays<A> {
             let apart = first.end <= second.start || second.end <= first.start;
             if !(first.is_empty() || second.is_empty() || apart) {
                 let (first, second) = (first.start.addr(), second.start.addr());
+                let lengths = (input.bytes().len(), out.bytes().len());
                 let fits = match verb {
-                    Verb::AllGather => first == second + part,
-                    Verb::ReduceScatter(_) => second == first + part,
-                    _ => first == second && input.bytes().len() == out.bytes().len(),
+                    Verb::AllGather => first == second + part && lengths.0 <= lengths.1,
+                    Verb::ReduceScatter(_) => second == first + part && lengths.0 >= lengths.1,
+                    _ => first == second && lengths.0 == lengths.1,
                 };
                 if !fits {
                     return Err(argument(format!("{verb}: the arrays of input and output overlap")));

@@ -677,6 +677,7 @@ impl CommunicatorBuilder {
         let Some(launch) = self.launch.clone() else {
             return Err(setting("neither rank nor address are set; call from_env, or launch"));
         };
+        let launch = launch.with_host_from(|name| std::env::var_os(name))?;
         let group = Group::join(launch, self.settings.clone()).await?;
         Communicator::first(group, self).await
     }

@@ -437,7 +437,7 @@ impl<L: RankLinks> Engine<L> {
         if is_lent {
             let what = format!(
                 "{} (operation {}) was dropped before its end, and its elements belong to their owner again: wait for \
-                 the end of such operations first",
+                 the end of such operations first, or use a Buffer",
                 operation.call, operation.number
             );
             self.fail_all(at, argument(what));

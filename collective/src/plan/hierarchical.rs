@@ -9,7 +9,7 @@
 //!
 //!                     rank 0       rank 1       rank 2       rank 3
 //!   within a host     2, 0 ← 1     3, 1 ← 0     0, 2 ← 3     1, 3 ← 2     sums of two ranks
-//!   across hosts      0 ← 2        1 ← 3        2 ← 0        3 ← 1        sums of all ranks: final at the owner
+//!   across hosts      0 ← 2        1 ← 3        2 ← 0        3 ← 1        sums of all: final at the owner
 //!   across hosts      2 ← 2        3 ← 3        0 ← 0        1 ← 1        the owner sends to its stand-ins
 //!   within a host     3, 1 ← 1     2, 0 ← 0     1, 3 ← 3     0, 2 ← 2
 //! ```

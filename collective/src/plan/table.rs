@@ -84,9 +84,10 @@ impl PlanTable {
     /// Returns the default table of a group with this many ranks on each host: [`for_ranks`](Self::for_ranks)
     /// on one host, or with one rank on each. Otherwise it is hierarchical, but for the smallest operations.
     ///
-    /// It comes from a model: the bytes that leave the busiest host, and 32 KiB for each round across hosts. Of the algorithms with two rounds or more, the hierarchical one is best for all numbers of ranks
-    /// on all hosts; a test counts both. A one-shot has one round, in which a host with L of N ranks sends
-    /// L·(N−L) times the elements.
+    /// It comes from a model: the bytes that leave the busiest host, and 32 KiB for each round across hosts. Of
+    /// the algorithms with two rounds or more, the hierarchical one is best for all numbers of ranks on all
+    /// hosts; a test counts both. A one-shot has one round, in which a host with L of N ranks sends L·(N−L)
+    /// times the elements.
     ///
     /// ```
     /// use tonic_rdma_collective::{Algorithm, PlanTable};
@@ -138,7 +139,8 @@ impl PlanTable {
     ///
     /// Reduce-scatter and all-gather are the halves of an all-reduce, so they use what it uses. The root
     /// sends a broadcast to all ranks directly if it is small and the ranks are few. It is sent along a tree
-    /// if an all-reduce uses halving and doubling, and otherwise along a chain. A barrier has one algorithm.
+    /// if an all-reduce uses halving and doubling, from host to host if that is hierarchical, and otherwise
+    /// along a chain. A barrier has one algorithm.
     pub(crate) fn choose_for(
         &self,
         collective: Collective,

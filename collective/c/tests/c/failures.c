@@ -2,6 +2,7 @@
 // addresses of other groups in LATE, UNLIKE, FREED and LOST.
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
+#include <dirent.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -212,15 +213,17 @@ static void one_thread_waits(void) {
 
 // Rank 1 does not make the call.
 static void late(void) {
-  float array[2] = {1, 2};
-  tonic_rdma_communicator late = meet_at("LATE", 300);
+  // So long that it takes both ranks, and a deadline that the start of the group does not miss.
+  static float array[500000];
+  const size_t count = sizeof array / sizeof *array;
+  tonic_rdma_communicator late = meet_at("LATE", 3000);
   if (rank == 0) {
-    IS(DEADLINE, tonic_rdma_all_reduce(late, array, array, 2, F32, SUM, NULL));
-    says("rank 1 did not answer within 300ms", 1);
+    IS(DEADLINE, tonic_rdma_all_reduce(late, array, array, count, F32, SUM, NULL));
+    says("rank 1 did not answer within 3s", 1);
     tell(1);
   } else {
     hear(0);
-    IS(REPORTED, tonic_rdma_all_reduce(late, array, array, 2, F32, SUM, NULL));
+    IS(REPORTED, tonic_rdma_all_reduce(late, array, array, count, F32, SUM, NULL));
     says("rank 0 ended the operations of this group", 0);
   }
   IS(REVOKED, tonic_rdma_barrier(late, NULL));
@@ -271,6 +274,27 @@ static void freed(void) {
 }
 
 // Rank 1 ends as if it were killed. The other one goes on alone.
+// Threads of the library block SIGPIPE (bit 12), and this one, which is the program's, does not.
+static void signals(void) {
+  DIR *tasks = opendir("/proc/self/task");
+  CHECK(tasks);
+  size_t of_library = 0;
+  for (struct dirent *task; (task = readdir(tasks));) {
+    char path[300], line[256];
+    unsigned long long blocked = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%s/status", task->d_name);
+    FILE *status = *task->d_name == '.' ? NULL : fopen(path, "r");
+    if (!status) continue;
+    while (fgets(line, sizeof line, status)) sscanf(line, "SigBlk: %llx", &blocked);
+    fclose(status);
+    int is_own = atol(task->d_name) == (long)getpid();
+    CHECK(is_own == !(blocked >> 12 & 1));
+    of_library += !is_own;
+  }
+  closedir(tasks);
+  CHECK(of_library > 0);
+}
+
 static void lost(void) {
   float array[3] = {1, 2, 3};
   tonic_rdma_communicator lost = meet_at("LOST", 0), survivors;
@@ -298,6 +322,7 @@ int main(void) {
   late();
   unlike();
   freed();
+  signals();
   lost();
   IS(OK, tonic_rdma_communicator_free(group));
   puts("every failure has its status");

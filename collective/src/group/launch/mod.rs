@@ -51,7 +51,8 @@ impl Launch {
 
     /// Names the host of this rank. Plans for ranks of several hosts take ranks with one name as those of one
     /// host, so a name may also stand for a rack or a socket, or for a host that a test simulates. Ranks without
-    /// a name count by the system on which they run. It takes 1 to 256 bytes.
+    /// a name count by the variable `RDMA_COLLECTIVE_HOST`, or else by the system on which they run. It takes
+    /// 1 to 256 bytes.
     ///
     /// ```
     /// use tonic_rdma_collective::Launch;
@@ -147,6 +148,14 @@ impl Launch {
     /// Returns the name of the host, if one was given.
     pub fn host_name(&self) -> Option<&str> {
         self.host.as_deref()
+    }
+
+    /// Names the host as `RDMA_COLLECTIVE_HOST` says, if the launch does not.
+    pub(crate) fn with_host_from(
+        self,
+        lookup: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, CollectiveError> {
+        launchers::with_host(self, &Variables::new(&lookup))
     }
 
     /// Returns the launch, or an error if the numbers do not fit.

@@ -316,6 +316,11 @@ fn a_rank_may_name_its_host() {
     assert_eq!(of(TORCHRUN).unwrap().host_name(), None);
     let launch = of(&with(TORCHRUN, &[("RDMA_COLLECTIVE_HOST", "rack 7")])).unwrap();
     assert_eq!(launch.host_name(), Some("rack 7"));
+    // A launch that a program made.
+    let lookup = |name: &str| (name == "RDMA_COLLECTIVE_HOST").then(|| "rack 8".into());
+    let own = || Launch::new(0, 1, "127.0.0.1:0");
+    let hosts = [own(), own().host("rack 9")].map(|launch| launch.with_host_from(lookup).unwrap());
+    assert_eq!(hosts.each_ref().map(Launch::host_name), [Some("rack 8"), Some("rack 9")]);
     let long = "x".repeat(257);
     for name in ["", &long] {
         let error = of(&with(TORCHRUN, &[("RDMA_COLLECTIVE_HOST", name)])).unwrap_err().to_string();
