@@ -139,22 +139,28 @@ impl Histogram {
             self.labels.iter().cloned().chain(le).collect::<Vec<_>>()
         };
         let bounds = self.scale.bounds.iter().map(|(_, label)| *label).chain(["+Inf"]);
-        let mut count = 0;
-        for (bucket, label) in self.fresh.iter().zip(bounds) {
-            // Most are empty, and a swap costs more than a load.
-            if bucket.load(Ordering::Relaxed) > 0 {
-                count += bucket.swap(0, Ordering::Relaxed);
-            }
-            // A bucket has all values up to its bound.
-            if count > 0 {
-                metrics::counter!(format!("{}_bucket", self.name), labelled(label)).increment(count);
-            }
-        }
-        if count > 0 {
-            let sum = self.sum.swap(0, Ordering::Relaxed) as f64 * self.scale.unit;
-            metrics::counter!(format!("{}_count", self.name), self.labels.clone()).increment(count);
+        let sum = self.sum.swap(0, Ordering::Relaxed);
+        if sum > 0 {
+            let sum = sum as f64 * self.scale.unit;
             metrics::gauge!(format!("{}_sum", self.name), self.labels.clone()).increment(sum);
         }
+        let mut count = 0;
+        let of_buckets: Vec<_> = (self.fresh.iter().zip(bounds))
+            .map(|(bucket, label)| {
+                // A bucket has all values up to its bound.
+                count += bucket.swap(0, Ordering::Relaxed);
+                (label, count)
+            })
+            .collect();
+        if count == 0 {
+            return;
+        }
+        // All buckets are there from the first value on, because a query takes one that is missing as one that
+        // has no bound below it. The largest first, so that no reader finds more values in a smaller one.
+        for (label, count) in of_buckets.into_iter().rev() {
+            metrics::counter!(format!("{}_bucket", self.name), labelled(label)).increment(count);
+        }
+        metrics::counter!(format!("{}_count", self.name), self.labels.clone()).increment(count);
     }
 }
 
@@ -182,7 +188,7 @@ impl Histograms {
     }
 
     /// Adds what came since the last call to the metrics of the process.
-    pub(super) fn publish(&self) {
+    pub(crate) fn publish(&self) {
         // A recorder runs code of the application.
         let all = lock(&self.0).clone();
         all.iter().for_each(|histogram| histogram.publish());
@@ -200,7 +206,9 @@ mod tests {
         meters.within(|| {
             let histograms = Histograms::default();
             let histogram = histogram!("some_seconds", "side" => "client"; &SECONDS, histograms);
-            [0, 1_000, 1_001, 3_000_000, u64::MAX / 2].iter().for_each(|value| histogram.record(*value));
+            for value in [0, 1_000, 1_001, 3_000_000, 7_200_000_000_000] {
+                histogram.record(value);
+            }
             histograms.publish();
             let up_to = |le| meters.sum("some_seconds_bucket", &[("le", le), ("side", "client")]);
             let bounds = ["0.000001", "0.000002", "0.002", "0.005", "3600", "+Inf"];
@@ -210,8 +218,24 @@ mod tests {
             drop((histograms, histogram));
             assert_eq!(meters.sum("some_seconds_count", &[]), 6.0, "what was left at the end");
             let sum = meters.sum("some_seconds_sum", &[]);
-            assert!((sum - (u64::MAX / 2 + 2_003_002_001) as f64 * 1e-9).abs() < 1.0, "{sum}");
+            assert!((sum - 7202.003_002_001).abs() < 1e-9, "{sum}");
         });
+    }
+
+    #[test]
+    fn buckets_without_a_value_are_there() {
+        let meters = Meters::default();
+        meters.within(|| {
+            let histograms = Histograms::default();
+            let histogram = histogram!("some_seconds", "side" => "client"; &SECONDS, histograms);
+            histograms.publish();
+            assert!(!meters.has("some_seconds_bucket"), "there is no value");
+            histogram.record(15_000_000);
+            histograms.publish();
+        });
+        let has = |le| meters.has_labelled("some_seconds_bucket", &[("le", le)]);
+        assert!(has("0.000001") && has("0.01") && has("+Inf"));
+        assert_eq!(meters.sum("some_seconds_bucket", &[("le", "0.01")]), 0.0);
     }
 
     #[test]

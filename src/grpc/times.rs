@@ -83,6 +83,13 @@ impl CallTimes {
     }
 }
 
+/// Calls that end because their connection has ended come later than its last publication.
+impl Drop for CallTimes {
+    fn drop(&mut self) {
+        self.histograms.publish();
+    }
+}
+
 fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos().try_into().unwrap_or(u64::MAX)
 }

@@ -138,8 +138,8 @@ impl NativeCall {
         let head = request.head(&native.defaults);
         let landing = request.extensions.get::<Landing>().copied();
         let mut outgoing = Outgoing::recorded(session.times.clone());
-        whole.iter().for_each(|body| outgoing.record(body));
         let is_whole = whole.is_some();
+        let recorded = session.times.is_some().then(|| whole.clone()).flatten();
         let opened = match whole {
             Some(body) => session.send_whole(head, body, landing),
             None => session.open(head).map(|stream| (stream, false)),
@@ -151,6 +151,8 @@ impl NativeCall {
                 return Err(self.again(request, super::not_opened(error), false));
             }
         };
+        // A try that is not sent has no messages.
+        recorded.iter().for_each(|body| outgoing.record(body));
         if is_whole {
             if stream.is_with_handler() {
                 // The call can't be sent again, so the server takes the headers without a copy.

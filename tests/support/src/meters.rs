@@ -30,6 +30,11 @@ impl Meters {
         counters.chain(gauges).filter(|(key, _)| is_of(key, name, labels)).map(|(_, value)| value).sum()
     }
 
+    /// Returns whether there is a counter of this name that has these labels, among others.
+    pub fn has_labelled(&self, name: &str, labels: &[(&str, &str)]) -> bool {
+        self.0.get_counter_handles().keys().any(|key| is_of(key, name, labels))
+    }
+
     /// Returns whether there is a metric of this name.
     pub fn has(&self, name: &str) -> bool {
         let mut found = false;
