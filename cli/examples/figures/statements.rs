@@ -103,7 +103,7 @@ fn rpc_or_not(
          reference from registered memory. Its speed divided by that of `{ZEROCP}`, which has no calls ({tensors}, {models}): \
          {large} (median {}) with one tensor of 1 MiB or more, {small} with smaller ones, and {all} (median {}) with the \
          mini-batches of whole models. So with large tensors this RPC is {} tensors without calls, and with whole models it is \
-         {} them. What HTTP/2 and gRPC's copies take is not the price of RPC. Small tensors do pay for a call.",
+         {} them. The time of HTTP/2 and of gRPC's copies is no cost of RPC itself. Small tensors do pay for a call.",
         ratio(median),
         ratio(of_all),
         compared(median),
@@ -206,7 +206,7 @@ fn noise(cells: &Cells<'_>) -> Option<String> {
         "batches that compute equally long are equal work, and differ most"
     };
     Some(format!(
-        "**Noise.** In figure 9 {from} at {worst}: `{ZEROCP}` is {} times as fast as `grpc-rdma`. Smaller differences say nothing.",
+        "**Noise.** In figure 9 {from} at {worst}: `{ZEROCP}` is {} times as fast as `grpc-rdma`. Smaller differences may be chance.",
         between(values)
     ))
 }
