@@ -34,11 +34,24 @@ pub(super) struct Loaded {
 /// The largest file. A message of protobuf is not larger.
 const LARGEST: u64 = i32::MAX as u64;
 
-/// Optimises the model that is the content of the file `path`.
-pub(super) fn load(path: &Path, bytes: &[u8], settings: &ModelBuilder) -> Result<Loaded, GraphError> {
+/// Optimises the model that is the content of the file `path`. It may have tensors in other files of `folder`;
+/// without a folder, no file is read.
+pub(super) fn load(
+    path: &Path,
+    bytes: &[u8],
+    folder: Option<&Path>,
+    settings: &ModelBuilder,
+) -> Result<Loaded, GraphError> {
     let wrong = |reason: String| GraphError::from(Problem::Model { path: path.to_owned(), reason });
     let engine = tract_onnx::onnx();
     let mut proto = decode(&engine, bytes).map_err(wrong)?;
+    if let (None, Some(graph)) = (folder, &mut proto.graph) {
+        let refuse = &mut |tensor: &mut TensorProto| match is_external(tensor) {
+            true => Err(elsewhere(tensor) + ", and the content has to have all tensors"),
+            false => Ok(()),
+        };
+        each_tensor(graph, refuse).map_err(wrong)?;
+    }
     if let Some(graph) = &mut proto.graph {
         settings.dims.iter().try_for_each(|dim| set(graph, dim)).map_err(wrong)?;
     }
@@ -53,7 +66,7 @@ pub(super) fn load(path: &Path, bytes: &[u8], settings: &ModelBuilder) -> Result
         _ => 0,
     };
     let open = proto.graph.as_ref().and_then(open_dimension);
-    let engine = optimise(&engine, proto, path.parent()).map_err(|error| {
+    let engine = optimise(&engine, proto, folder).map_err(|error| {
         // The operators may tell the length of such a dimension. If they don't, the user has to.
         wrong(open.map_or_else(|| error.to_string(), |open| format!("{open} ({error})")))
     })?;
@@ -75,14 +88,18 @@ pub(super) fn self_contained(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, G
     let folder = path.parent().and_then(Path::to_str);
     let mut found = false;
     let mut embed = |tensor: &mut TensorProto| {
-        if tensor.data_location != Some(DataLocation::External as i32) || !tensor.raw_data.is_empty() {
+        if !is_external(tensor) {
             return Ok(());
         }
         found = true;
-        let name = tensor.name.clone();
-        let data = guarded(|| tract_onnx::tensor::load_tensor(&*engine.provider, tensor, folder))
-            .map_err(|error| format!("the tensor {name} is in another file: {error}"))?;
-        tensor.raw_data = data.as_bytes().to_vec();
+        // The engine takes what is in the content before what is in another file.
+        if tensor.raw_data.is_empty() {
+            // The engine reserves memory for any shape.
+            check_tensor(tensor)?;
+            let data = guarded(|| tract_onnx::tensor::load_tensor(&*engine.provider, tensor, folder))
+                .map_err(|error| format!("{}: {error}", elsewhere(tensor)))?;
+            tensor.raw_data = data.as_bytes().to_vec();
+        }
         tensor.external_data.clear();
         tensor.data_location = None;
         Ok(())
@@ -91,6 +108,17 @@ pub(super) fn self_contained(path: &Path, content: Vec<u8>) -> Result<Vec<u8>, G
         each_tensor(graph, &mut embed).map_err(wrong)?;
     }
     Ok(if found { proto.encode_to_vec() } else { content })
+}
+
+fn is_external(tensor: &TensorProto) -> bool {
+    tensor.data_location == Some(DataLocation::External as i32)
+}
+
+/// Names a tensor that is in another file, and the file.
+fn elsewhere(tensor: &TensorProto) -> String {
+    let location = tensor.external_data.iter().find(|entry| entry.key == "location");
+    let location = location.map_or("", |entry| &entry.value);
+    format!("the tensor {} is in another file ({location:?})", tensor.name)
 }
 
 /// Calls `visit` with each constant of a graph and of the graphs in it.
@@ -228,14 +256,14 @@ fn check_type(value: &ValueInfoProto) -> Result<(), Wrong> {
     else {
         return Err(format!("{} is no tensor, and only tensors are supported", value.name).into());
     };
-    check_elements(&value.name, tensor.elem_type)
+    check_elements(&value.name, tensor.elem_type).map_err(Wrong::Reason)
 }
 
-fn check_elements(name: &str, number: i32) -> Result<(), Wrong> {
+fn check_elements(name: &str, number: i32) -> Result<(), String> {
     match DataType::from_i32(number) {
         None
         | Some(DataType::Undefined | DataType::Complex64 | DataType::Complex128 | DataType::Bfloat16) => {
-            Err(format!("the tensor {name} has elements of type {number}, which is not supported").into())
+            Err(format!("the tensor {name} has elements of type {number}, which is not supported"))
         }
         Some(_) => Ok(()),
     }
@@ -261,12 +289,14 @@ fn open_dimension(graph: &GraphProto) -> Option<String> {
     })
 }
 
-fn check_tensor(tensor: &TensorProto) -> Result<(), Wrong> {
+fn check_tensor(tensor: &TensorProto) -> Result<(), String> {
     check_elements(&tensor.name, tensor.data_type)?;
-    let Some(count) = elements(&tensor.dims) else {
-        return Err(format!("the tensor {} has the shape {:?}", tensor.name, tensor.dims).into());
+    // No element of the engine has more bytes than this, so that the bytes of all have a number.
+    let possible = |count: &usize| *count <= isize::MAX as usize / 64;
+    let Some(count) = elements(&tensor.dims).filter(possible) else {
+        return Err(format!("the tensor {} has the shape {:?}", tensor.name, tensor.dims));
     };
-    if tensor.raw_data.is_empty() || tensor.data_location == Some(DataLocation::External as i32) {
+    if tensor.raw_data.is_empty() {
         return Ok(());
     }
     let size = match DataType::from_i32(tensor.data_type) {
@@ -274,15 +304,14 @@ fn check_tensor(tensor: &TensorProto) -> Result<(), Wrong> {
         Some(DataType::Float16 | DataType::Int16 | DataType::Uint16) => 2,
         Some(DataType::Float | DataType::Int32 | DataType::Uint32) => 4,
         Some(DataType::Double | DataType::Int64 | DataType::Uint64) => 8,
-        _ => return Err(format!("the tensor {} has strings in binary form", tensor.name).into()),
+        _ => return Err(format!("the tensor {} has strings in binary form", tensor.name)),
     };
     if count.checked_mul(size) != Some(tensor.raw_data.len()) {
         return Err(format!(
             "the tensor {} has {} bytes for {count} elements",
             tensor.name,
             tensor.raw_data.len()
-        )
-        .into());
+        ));
     }
     Ok(())
 }

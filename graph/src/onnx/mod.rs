@@ -264,11 +264,11 @@ impl ModelBuilder {
     /// # Errors
     /// As for [`Model::load`].
     pub fn load(&self, path: &Path) -> Result<Model, GraphError> {
-        self.read(path, &load::read(path)?)
+        self.optimised(path, &load::read(path)?, path.parent())
     }
 
-    /// Makes a model of the content of a file. `path` is for messages, and its folder for tensors that the
-    /// content leaves to other files.
+    /// Makes a model of the content of a file. `path` is for messages; no file is read, so the content may come
+    /// from anyone. [`self_contained`] makes a content that needs no other file.
     ///
     /// ```
     /// use std::path::Path;
@@ -279,10 +279,15 @@ impl ModelBuilder {
     /// ```
     ///
     /// # Errors
-    /// As for [`Model::load`].
+    /// As for [`Model::load`], or the content leaves a tensor to another file.
     pub fn read(&self, path: &Path, content: &[u8]) -> Result<Model, GraphError> {
+        self.optimised(path, content, None)
+    }
+
+    /// Makes a model of a content that may leave tensors to other files of `folder`, if there is one.
+    fn optimised(&self, path: &Path, content: &[u8], folder: Option<&Path>) -> Result<Model, GraphError> {
         let wrong = |reason: String| GraphError::from(Problem::Model { path: path.to_owned(), reason });
-        let loaded = load::load(path, content, self)?;
+        let loaded = load::load(path, content, folder, self)?;
         let (topology, nodes) =
             convert::convert(&loaded.engine).map_err(|error| wrong(format!("{error:#}")))?;
         Ok(Model {

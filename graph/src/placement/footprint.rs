@@ -94,13 +94,13 @@ impl Placements {
     /// # }
     /// // input ─▶ conv ─▶ relu ─▶ head, each of 4000 bytes
     /// let placements = Placements::new(&graph, &Partition::at_cuts(&graph, &["relu"])?)?;
-    /// let buffers = Buffers { window: 2, modes: 1, reads: 0 };
+    /// let buffers = Buffers { window: 2, modes: 2, reads: 0 };
     /// let footprints = [0, 1].map(|part| placements.footprint(Part(part), buffers));
     /// assert_eq!((footprints[0].slots, footprints[0].sends), (0, 8192));
-    /// assert_eq!((footprints[1].slots, footprints[1].sends), (8064, 0));
-    /// // With less memory for slots, the tensor is read by the receiver.
+    /// assert_eq!((footprints[1].slots, footprints[1].sends), (2 * 8064, 0));
+    /// // With less memory for slots, the tensor is read by the receiver. To be sent, it needs as much as before.
     /// let placements = placements.within(8192, buffers)?;
-    /// assert!(placements.crossings()[0].placement.is_static());
+    /// assert!(!placements.crossings()[0].placement.is_static());
     /// let placements = placements.within(8000, buffers);
     /// assert_eq!(placements.unwrap_err().reason(), "memory: 8000 bytes are too little, 8192 are the least: part 0 sends from 8192");
     /// # Ok::<(), tonic_rdma_graph::GraphError>(())
@@ -111,9 +111,8 @@ impl Placements {
             lengths.fold(0, u64::saturating_add).saturating_mul(modes as u64)
         };
         let slots = slots(true, buffers.modes).saturating_add(slots(false, buffers.reads));
-        let sends = self.send_lengths(part, buffers.window);
-        let sends = sends.map(Pool::preallocated_bytes).fold(0, u64::saturating_add);
-        Footprint { slots, sends }
+        let sends = self.send_lengths(part).map(Pool::preallocated_bytes).fold(0, u64::saturating_add);
+        Footprint { slots, sends: sends.saturating_mul(buffers.window as u64) }
     }
 
     /// Returns the bytes of the slots of a part, in one mode with static slots or without.
@@ -126,14 +125,14 @@ impl Placements {
         self.arriving(part).map(move |crossing| crossing.slot(window, has_static_slots))
     }
 
-    /// Returns the lengths of the tensors of known shape that a part sends, of all steps in flight. A tensor
-    /// that crosses to several parts is there once.
-    pub(crate) fn send_lengths(&self, part: Part, window: usize) -> impl Iterator<Item = usize> {
+    /// Returns the lengths of the tensors of known shape that a part sends in a step. A tensor that crosses to
+    /// several parts is there once.
+    pub(crate) fn send_lengths(&self, part: Part) -> impl Iterator<Item = usize> {
         let mut last: Option<Outlet> = None;
         // Crossing tensors of one outlet follow one another.
         let once = self.leaving(part).filter(move |it| last.replace(it.outlet) != Some(it.outlet));
         let lengths = once.filter_map(|crossing| usize::try_from(crossing.spec()?.bytes()?).ok());
-        lengths.filter(|length| *length > 0).flat_map(move |length| std::iter::repeat_n(length, window))
+        lengths.filter(|length| *length > 0)
     }
 
     /// Makes tensors of known shape dynamic until no part reserves more than `limit` bytes before the first
@@ -143,21 +142,22 @@ impl Placements {
     /// # Errors
     /// Even with dynamic tensors alone, a part reserves more. The error names the least limit that works.
     pub fn within(mut self, limit: u64, buffers: Buffers) -> Result<Self, GraphError> {
-        let spares = |crossing: &Crossing| {
+        let saves = |crossing: &Crossing| {
             let [fixed, free] = [true, false].map(|is_static| crossing.slot(buffers.window, is_static));
             fixed.saturating_sub(free).saturating_mul(buffers.modes as u64)
         };
         let mut least: Option<(u64, String)> = None;
         for part in (0..self.partition.count()).map(Part) {
             let Footprint { slots, sends } = self.footprint(part, buffers);
-            let mut spared: Vec<(u64, usize)> = self
+            let mut savings: Vec<(u64, usize)> = self
                 .arriving(part)
-                .map(|crossing| (spares(crossing), crossing.id.0))
+                .map(|crossing| (saves(crossing), crossing.id.0))
                 .filter(|(bytes, _)| *bytes > 0)
                 .collect();
-            spared.sort_unstable();
+            savings.sort_unstable();
             let total = slots.saturating_add(sends);
-            let needs = total.saturating_sub(spared.iter().map(|(bytes, _)| bytes).sum());
+            let saved = savings.iter().map(|(bytes, _)| *bytes).fold(0, u64::saturating_add);
+            let needs = total.saturating_sub(saved);
             if needs > limit && least.as_ref().is_none_or(|(least, _)| needs > *least) {
                 let slots = needs.saturating_sub(sends);
                 let of = [(sends, "sends from"), (slots, "needs for the slots of dynamic tensors")];
@@ -166,10 +166,10 @@ impl Placements {
                 least = Some((needs, format!("part {part} {}", of.join(", and "))));
             }
             let mut excess = total.saturating_sub(limit);
-            while excess > 0 && !spared.is_empty() {
+            while excess > 0 && !savings.is_empty() {
                 // The smallest that is enough alone, or else the largest.
-                let enough = spared.partition_point(|(bytes, _)| *bytes < excess);
-                let (bytes, crossing) = spared.remove(enough.min(spared.len() - 1));
+                let enough = savings.partition_point(|(bytes, _)| *bytes < excess);
+                let (bytes, crossing) = savings.remove(enough.min(savings.len() - 1));
                 excess = excess.saturating_sub(bytes);
                 self.crossings[crossing].make_dynamic(part, bytes, total, limit);
             }
@@ -185,12 +185,12 @@ impl Placements {
 }
 
 impl Crossing {
-    fn make_dynamic(&mut self, part: Part, spared: u64, total: u64, limit: u64) {
+    fn make_dynamic(&mut self, part: Part, saved: u64, total: u64, limit: u64) {
         let Placement::Static(spec) = &self.placement else { return };
         let fact = crate::dataflow::Fact::known(spec.dtype(), spec.shape().dims());
         let why = format!(
             "all dimensions are known, but part {part} would reserve {total} bytes of at most {limit}; without static slots this tensor \
-             spares {spared}, and costs a round trip in each step"
+             saves {saved} bytes, and costs a round trip in each step"
         );
         self.placement = Placement::Dynamic { fact, why };
     }

@@ -106,8 +106,9 @@ impl NodeSites {
 
     /// Makes the table of a part, and preallocates the registered memory that the analysis says this part
     /// sends from ([`Footprint::sends`](crate::placement::Footprint::sends)): a buffer for each tensor of
-    /// known shape and step in flight. Tensors of unknown shape get memory when they need it. At most 2 GiB
-    /// come on top of what is preallocated. What finds no registered memory is copied, and
+    /// known shape and step in flight. Tensors of unknown shape get memory when they need it, and so does a
+    /// tensor whose buffers are all still in use, because a receiver has not read what earlier steps sent. At
+    /// most 2 GiB come on top of what is preallocated. What finds no registered memory is copied, and
     /// [`memory`](Self::memory) counts it.
     ///
     /// ```
@@ -138,8 +139,9 @@ impl NodeSites {
         part: Part,
         window: usize,
     ) -> Result<Self, GraphError> {
-        let lengths = || placements.send_lengths(part, window);
+        let lengths = || placements.send_lengths(part);
         let bytes = lengths().fold(0, |all: u64, length| all.saturating_add(length as u64 + 4096));
+        let bytes = bytes.saturating_mul(window as u64);
         let sites = Self::new(graph, bytes.saturating_add(Budget::DEFAULT_LIMIT));
         if let Some(trace) = &sites.trace {
             let failed = |error| {
@@ -147,7 +149,8 @@ impl NodeSites {
                     format!("part {part} sends from {bytes} bytes, and they can't be allocated: {error}");
                 GraphError::of_setting("memory", reason)
             };
-            trace.pool().preallocate(lengths()).map_err(failed)?;
+            let buffers = lengths().flat_map(|length| std::iter::repeat_n(length, window));
+            trace.pool().preallocate(buffers).map_err(failed)?;
         }
         Ok(sites)
     }

@@ -51,7 +51,7 @@ pub(crate) struct SlotEndpoints {
     pub(crate) receivers: Vec<(Crossing, SlotReceiver)>,
 }
 
-/// The transfers of `rdma-cp` and `rdma-zerocp`.
+/// The transfers of `rdma-cp`, `rdma-zerocp` and `rdma-in-place`.
 pub(crate) struct SlotTransfers<V> {
     session: SessionHandle,
     device: RdmaDevice,
@@ -155,6 +155,12 @@ impl<V: Value> Transport<V> for SlotTransfers<V> {
 
     fn recycle(&mut self) {
         self.poll();
+        // What receivers have read comes back. The next send reports a failure.
+        for out in self.outgoing.values_mut() {
+            if let Lendable::Here(SlotSender::Dynamic(sender)) = &mut out.sender {
+                _ = sender.pending();
+            }
+        }
     }
 
     fn start(&mut self, crossing: CrossingId, step: u64, tensor: &Tensor) -> Result<Start, GraphError> {

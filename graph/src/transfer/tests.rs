@@ -144,6 +144,58 @@ fn run_from(
     })
 }
 
+/// Part 1 answers in each step, so it has read the tensor when the step ends.
+#[test]
+fn a_buffer_that_the_receiver_has_read_is_there_for_the_next_step() {
+    let mut graph = Topology::new();
+    for (number, name) in ["input", "answer", "result"].into_iter().enumerate() {
+        let before = number.checked_sub(1).map(|node| Outlet { node: NodeId(node), output: 0 });
+        graph
+            .add(Node {
+                name: name.to_owned(),
+                kind: "Test".to_owned(),
+                role: if before.is_none() { Role::Input } else { Role::Compute },
+                inputs: before.into_iter().collect(),
+                outputs: vec![Fact::known(Dtype::U8, &[LENGTH])],
+                work: 1,
+                stays: false,
+            })
+            .unwrap();
+    }
+    let partition = Partition::new(&graph, 2, vec![Part(0), Part(1), Part(0)]).unwrap();
+    let placements = Arc::new(Placements::new(&graph, &partition).unwrap());
+    let listeners = [(); 2].map(|()| Listener::builder().threads(2).bind("127.0.0.1:0").unwrap());
+    let peers = listeners.each_ref().map(|listener| listener.address().to_string());
+    let part = |part: usize, listener: Listener| {
+        let peering = Peering::new(Part(part), peers.to_vec(), &graph, &placements);
+        let session = listener.connect(peering.modes([TransferMode::RdmaInPlace])).unwrap();
+        let kernel: Box<dyn Kernel<Heap>> = Box::new(|_, inputs: Vec<Heap>| Ok(inputs));
+        let kernels = HashMap::from([(NodeId(2 - part), kernel)]);
+        let sites = NodeSites::preallocated(&graph, &placements, Part(part), 1).unwrap();
+        let sites = Arc::new(sites);
+        let transfers = session.transfers(TransferMode::RdmaInPlace).unwrap();
+        let (own, all) = (Arc::new(graph.clone()), Arc::clone(&placements));
+        let executor = Executor::new(own, all, Part(part), kernels, transfers).unwrap();
+        let mut executor = executor.sites(Arc::clone(&sites));
+        for steps in [0..1, 1..30] {
+            executor.run(steps, &mut |step, _| filled_with(step as u8, Dtype::U8, &[LENGTH])).unwrap();
+        }
+        // Kept until both parts have ended.
+        (sites.memory(), executor, session)
+    };
+    let sends = thread::scope(|scope| {
+        let part = &part;
+        let mut threads = Vec::new();
+        for (number, listener) in listeners.into_iter().enumerate() {
+            threads.push(scope.spawn(move || part(number, listener)));
+        }
+        let parts: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        parts[0].0
+    });
+    assert!(sends.used > 0 && sends.used == sends.preallocated, "{sends:?}");
+    assert_eq!((sends.beyond, sends.refused), (0, 0), "{sends:?}");
+}
+
 /// A tensor that arrives while the thread sleeps gets registered memory like any other one.
 #[test]
 fn what_arrives_and_is_passed_on_is_sent_without_a_copy_from_the_second_step_on() {

@@ -7,12 +7,12 @@
 
 use prost_of_tract::Message as _;
 use tract_onnx::pb::attribute_proto::AttributeType;
-use tract_onnx::pb::tensor_proto::DataType;
+use tract_onnx::pb::tensor_proto::{DataLocation, DataType};
 use tract_onnx::pb::tensor_shape_proto::{Dimension, dimension};
 use tract_onnx::pb::type_proto::{Tensor, Value};
 use tract_onnx::pb::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
-    TypeProto, ValueInfoProto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
 };
 
 /// Makes a model of a version of the operators. Inputs are words such as `x:float[N,6]`, outputs are names.
@@ -134,6 +134,25 @@ pub(crate) fn of_graph(name: &str, graph: GraphProto) -> AttributeProto {
         g: Some(graph),
         ..AttributeProto::default()
     }
+}
+
+/// Makes an attribute that is a constant.
+pub(crate) fn of_tensor(name: &str, tensor: TensorProto) -> AttributeProto {
+    AttributeProto {
+        name: name.to_owned(),
+        r#type: AttributeType::Tensor as i32,
+        t: Some(tensor),
+        ..AttributeProto::default()
+    }
+}
+
+/// Says that the elements of a constant are in the file `location`.
+pub(crate) fn in_file(mut tensor: TensorProto, location: &str) -> TensorProto {
+    tensor.raw_data.clear();
+    let (key, value) = ("location".to_owned(), location.to_owned());
+    tensor.external_data = vec![StringStringEntryProto { key, value }];
+    tensor.data_location = Some(DataLocation::External as i32);
+    tensor
 }
 
 /// A type of elements of a constant.

@@ -28,8 +28,7 @@ use crate::VerbsError;
 /// The alignment of the tensors, which is enough for all vectors of the engine, and which each extent has.
 const ALIGNMENT: usize = 64;
 
-/// A tensor of the engine tract whose content is still to come, in a [`MemRegion`]. The module has a
-/// picture.
+/// A tensor of the engine tract whose content is still to come, in a [`MemRegion`].
 pub struct HostedTensor {
     /// Plain numbers, so its drop does not read them.
     tensor: Tensor,
@@ -39,8 +38,7 @@ pub struct HostedTensor {
 
 impl HostedTensor {
     /// Makes a tensor in a region of `pool`. Returns the region, which holds any content, and the tensor.
-    /// Returns
-    /// `None` if the type is none of plain numbers, the tensor has no bytes, the program has another
+    /// Returns `None` if the type is none of plain numbers, the tensor has no bytes, the program has another
     /// allocator, or this thread executes nothing
     /// ([`SiteAllocator::enter`](super::sites::SiteAllocator::enter)).
     ///

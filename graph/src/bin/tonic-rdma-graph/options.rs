@@ -103,7 +103,7 @@ pub(crate) struct RunOptions {
     /// What becomes of a receive that has not arrived: polling-async, blocking, callback
     #[arg(long, hide_short_help = true, value_name = "NAME", value_parser = receive, default_value = "polling-async")]
     pub(crate) receive: ReceiveMode,
-    /// Most registered memory that a part reserves before the first step [default: what all slots need]
+    /// Most registered memory that a part reserves before the first step, to receive and to send [default: no limit]
     ///
     /// Where tensors of known shape need more, the largest of them are read by the receiver instead.
     /// --explain names them.

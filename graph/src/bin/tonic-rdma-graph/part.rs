@@ -73,6 +73,11 @@ const WAITING: usize = 8;
 /// The largest model that is taken.
 const LARGEST_MODEL: usize = 4 << 30;
 
+/// The most micro-batches under way: the most buffers of a slot.
+const MOST_WINDOW: usize = 1024;
+/// The most threads that run nodes.
+const MOST_THREADS: usize = 64;
+
 /// The service of a part: it takes the orders of a coordinator, and a thread carries them out.
 #[derive(Debug)]
 struct PartService {
@@ -212,6 +217,17 @@ fn misplaced(when: &str, order: &Order) -> Failure {
     Failure::run(format!("an order came too {when}: {order:?}"))
 }
 
+/// Checks the numbers of a job, before anything takes as much time or memory as they say.
+fn check(job: &Job) -> Result<(), Failure> {
+    for (what, number, most) in [("window", job.window, MOST_WINDOW), ("threads", job.threads, MOST_THREADS)]
+    {
+        if !(1..=most).contains(&number) {
+            return Err(Failure::usage(format!("{what}: {number}; it takes 1 to {most}")));
+        }
+    }
+    Ok(())
+}
+
 /// A part that is connected to the other parts.
 struct RunningPart {
     part: Part,
@@ -238,8 +254,10 @@ impl RunningPart {
         address: IpAddr,
         exchange_addresses: impl FnOnce(u16) -> Result<Option<Vec<String>>, Failure>,
     ) -> Result<Option<Self>, Failure> {
+        check(&job)?;
         let refused = |error: GraphError| Failure::refused(&error);
         let failed = |error: GraphError| Failure::run("can't connect with the other parts").because(error);
+        // The name is the caller's choice, and nothing is read there.
         let model = loader(&job.symbols, job.seed)?.read(Path::new(&job.model), file).map_err(refused)?;
         let graph = Arc::clone(model.topology());
         let parts = job.assignment.iter().map(|part| Part(*part)).collect();
@@ -499,6 +517,9 @@ impl Tally {
         (of(&self.first), of(&self.all))
     }
 }
+
+#[cfg(test)]
+mod job_tests;
 
 #[cfg(test)]
 mod checks_tests {

@@ -1,8 +1,9 @@
 use std::collections::BTreeMap;
 
-use tract_onnx::pb::GraphProto;
+use tract_onnx::pb::{GraphProto, TensorProto};
 
 use super::*;
+use crate::onnx::self_contained;
 
 fn refused(model: &ModelProto, settings: &ModelBuilder) -> String {
     load_file(model, settings).unwrap_err().to_string()
@@ -75,6 +76,55 @@ fn graphs_that_contradict_themselves() {
         let mut model = file::residual();
         change(graph(&mut model));
         let error = refused(&model, &ModelBuilder::default());
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+/// The content of a model that adds the constant `w`.
+fn adds(w: TensorProto) -> Vec<u8> {
+    file::encoded(&file::model(17, "x:float[4]", "y:float[4]", "y = Add x w", vec![w]))
+}
+
+#[test]
+fn files_outside_the_folder_of_a_model() {
+    let (folder, path) = written(b"");
+    let above = tempfile::tempdir().unwrap();
+    let outside = above.path().join("outside");
+    std::fs::write(&outside, [7; 16]).unwrap();
+    std::os::unix::fs::symlink(&outside, folder.path().join("link")).unwrap();
+    let up = Path::new("..").join(above.path().file_name().unwrap()).join("outside");
+    for location in [up.to_str().unwrap(), "link", outside.to_str().unwrap()] {
+        let content = adds(file::in_file(file::weights("w", &[4]), location));
+        std::fs::write(&path, &content).unwrap();
+        let error = self_contained(&path, content.clone()).unwrap_err().to_string();
+        assert!(error.contains("the tensor w is in another file") && error.contains(location), "{error}");
+        let error = Model::load(&path).unwrap_err().to_string();
+        assert!(error.contains("outside"), "{error}");
+    }
+    // A content without a folder may name no file at all.
+    std::fs::write(folder.path().join("inside"), [7; 16]).unwrap();
+    let content = adds(file::in_file(file::weights("w", &[4]), "inside"));
+    let error = Model::builder().read(&path, &content).unwrap_err().to_string();
+    assert!(error.contains("the tensor w is in another file (\"inside\")"), "{error}");
+    std::fs::write(&path, &content).unwrap();
+    Model::load(&path).unwrap();
+    Model::builder().read(&path, &self_contained(&path, content).unwrap()).unwrap();
+}
+
+#[test]
+fn impossible_tensors_in_other_files() {
+    let (folder, path) = written(b"");
+    std::fs::write(folder.path().join("data"), [7; 16]).unwrap();
+    let changes: [(fn(&mut TensorProto), &str); 4] = [
+        (|tensor| tensor.dims = vec![-1], "the tensor w has the shape [-1]"),
+        (|tensor| tensor.dims = vec![1 << 61], "the tensor w has the shape [2305843009213693952]"),
+        (|tensor| tensor.dims = vec![5], "the tensor w is in another file"),
+        (|tensor| tensor.data_type = 99, "the tensor w has elements of type 99"),
+    ];
+    for (change, reason) in changes {
+        let mut tensor = file::in_file(file::weights("w", &[4]), "data");
+        change(&mut tensor);
+        let error = self_contained(&path, adds(tensor)).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
 }
