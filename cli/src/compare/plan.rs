@@ -368,9 +368,6 @@ pub(crate) const MAX_RUNS: u64 = 99;
 const OPEN_LOOP_CALLS: usize = 1024;
 const OPEN_LOOP_BYTES: u64 = 256 << 20;
 
-/// The most tensors of an operation in a mode in which they have no place beforehand: as many as a slot has buffers.
-const MAX_PASSED: u64 = 1024;
-
 /// A cell of the plan: a row of every mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cell {
@@ -413,9 +410,6 @@ impl Cell {
 
     /// Returns the reason why `mode` can't carry the cell's messages, or `None` if the mode can.
     pub(crate) fn beyond(self, mode: Mode) -> Option<String> {
-        if mode.is_passed() && self.load.most_messages() > MAX_PASSED {
-            return Some(format!("it carries operations of up to {MAX_PASSED} tensors"));
-        }
         let (limit, reason) = mode.limit()?;
         (self.load.largest_message() > limit)
             .then(|| format!("it carries messages up to {} ({reason})", units::size(limit)))
@@ -773,9 +767,6 @@ mod cell_tests {
         let beyond = Cell::closed(3 << 30, 1);
         assert!(beyond.beyond(Mode::GrpcTcp).is_some_and(|reason| reason.contains("2047 MiB")));
         assert_eq!(beyond.beyond(Mode::Memcpy), None);
-        let blocks = Cell { load: Workload::Blocks, ..limit };
-        assert_eq!(blocks.beyond(Mode::RdmaZerocp), None);
-        assert!(blocks.beyond(Mode::RdmaNamed).is_some_and(|reason| reason.contains("1024 tensors")));
     }
 
     #[test]

@@ -50,7 +50,7 @@ struct PortState {
     flights: Option<InFlight<Token>>,
     receives: Block,
     credits: Credits,
-    /// Frames that wait until the peer has a receive for them.
+    /// Frames that wait until the peer has a receive for them. Their count of receives is set when they go.
     backlog: VecDeque<Box<[u8]>>,
 }
 
@@ -265,9 +265,9 @@ impl Port {
         let mut buffer = [0; MAX_FRAME];
         self.make_room();
         let mut state = lock(&self.state);
-        let length = frame.encode(state.credits.granted(), &mut buffer).map_err(TensorError::local)?;
+        let length = frame.encode(0, &mut buffer).map_err(TensorError::local)?;
         let result = if state.backlog.is_empty() && state.credits.may_send() {
-            state.post_frame(&buffer[..length], self)
+            state.post_frame(&mut buffer[..length], self)
         } else if state.backlog.len() < Self::BACKLOG {
             state.backlog.push_back(buffer[..length].into());
             Ok(())
@@ -356,9 +356,8 @@ impl Port {
         state.credits.reposted();
         if state.credits.owes_credit() {
             let mut buffer = [0; MAX_FRAME];
-            let length =
-                Frame::Credit.encode(state.credits.granted(), &mut buffer).map_err(TensorError::local)?;
-            state.post_frame(&buffer[..length], self)?;
+            let length = Frame::Credit.encode(0, &mut buffer).map_err(TensorError::local)?;
+            state.post_frame(&mut buffer[..length], self)?;
         }
         Ok(Some(arrival))
     }
@@ -403,9 +402,9 @@ impl Port {
         let mut state = lock(&self.state);
         state.credits.peer_granted(granted);
         while state.credits.may_send()
-            && let Some(frame) = state.backlog.pop_front()
+            && let Some(mut frame) = state.backlog.pop_front()
         {
-            state.post_frame(&frame, self)?;
+            state.post_frame(&mut frame, self)?;
         }
         Ok(())
     }
@@ -421,8 +420,11 @@ impl PortState {
         flights.queue_pair().post_receive(&[request]).map_err(TensorError::local)
     }
 
-    fn post_frame(&mut self, frame: &[u8], port: &Port) -> Result<(), TensorError> {
+    /// Posts a frame, which reports the receives of this side. While it waited it has reported none.
+    /// Otherwise two sides whose frames wait for one another would owe no `Credit`.
+    fn post_frame(&mut self, frame: &mut [u8], port: &Port) -> Result<(), TensorError> {
         self.credits.sent();
+        Frame::set_granted(frame, self.credits.granted());
         let Some(flights) = &mut self.flights else { return Err(port.fault()) };
         let inline = frame.len() <= port.inline;
         if inline {
@@ -589,7 +591,7 @@ impl Credits {
         self.posted.wrapping_sub(self.reported) >= self.window / 2
     }
 
-    /// Returns the count for a frame that is sent now.
+    /// Returns the count for a frame that is posted now.
     fn granted(&mut self) -> u32 {
         self.reported = self.posted;
         self.posted

@@ -1,8 +1,8 @@
 //! A full port refuses transfers, and accepts them again later.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{Port, lock};
+use super::{Link, Port, lock};
 use crate::channel::copy::Memcpy;
 use crate::error::TensorErrorKind;
 use crate::regions::RemoteRegion;
@@ -170,4 +170,41 @@ async fn a_write_with_immediate_data_uses_up_a_receive_of_the_peer() {
     let state = lock(&link.port(0).state);
     let left = state.credits.peer_posted.wrapping_sub(state.credits.sent);
     assert!(left <= Port::RECEIVES, "{left} receives are left, and the peer has {}", Port::RECEIVES);
+}
+
+/// The count of a frame that waits is that of the time when it goes. If it counted as reported before, two
+/// sides whose frames wait for one another would never report their receives.
+#[tokio::test]
+async fn a_frame_that_waits_reports_no_receives_until_it_goes() {
+    let devices = Devices::new().await;
+    let [server] = &devices.server.shared.links()[..] else { panic!("another link") };
+    let client = &devices.remote.shared.link;
+    let (here, there) = (server.port(0), client.port(0));
+    let bell = |port: &Port| port.send_frame(&Frame::Bell { slot: 12 }).unwrap();
+    let waiting = || lock(&here.state).backlog.len();
+    let unreported = || {
+        let state = lock(&here.state);
+        state.credits.posted.wrapping_sub(state.credits.reported)
+    };
+    // Nothing else polls the queues until the next await.
+    let poll = |link: &Link, is_done: &dyn Fn() -> bool| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !is_done() {
+            assert!(Instant::now() < until, "nothing arrives");
+            link.poll(0);
+        }
+    };
+    (0..Port::RECEIVES).for_each(|_| bell(here));
+    assert!(waiting() > 0 && unreported() == 0);
+    (0..3).for_each(|_| bell(there));
+    poll(server, &|| unreported() == 3);
+    bell(here);
+    assert_eq!(unreported(), 3, "a frame that waits has reported receives");
+    // The client reports receives when it has taken enough of the bells.
+    let before = lock(&there.state).credits.sent;
+    poll(client, &|| lock(&there.state).credits.sent != before);
+    poll(server, &|| waiting() == 0);
+    let posted = lock(&here.state).credits.posted;
+    assert_eq!(unreported(), 0);
+    poll(client, &|| lock(&there.state).credits.peer_posted == posted);
 }

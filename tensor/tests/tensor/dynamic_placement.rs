@@ -1,5 +1,6 @@
 //! Tensors of any shape, which the receiver reads from the sender.
 
+use tonic_rdma::Config;
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorMut, TensorSpec};
 
@@ -112,4 +113,26 @@ async fn senders_that_leave_before_their_tensor_is_read_keep_no_memory() {
     }
     // The peer may read for the last sender until the slot gets another one.
     eventually("the memory of all tensors but the last", async || pool.statistics().frozen <= 1).await;
+}
+
+/// The receiver's queue has a READ for each tensor, and a WRITE without a completion that releases its buffer.
+#[tokio::test]
+async fn a_slot_has_more_buffers_than_the_queue_has_requests() {
+    const BUFFERS: u32 = 256;
+    let config = Config::from_env().unwrap().qp_queue_depth(64);
+    let settings = RdmaDevice::builder().config(config).queue_pairs_per_peer(1);
+    let (server, _client, channel) = pair_with(settings).await;
+    let mut receiver = server.dynamic_receiver("activations", BUFFERS).unwrap();
+    let mut sender = channel.dynamic_sender("activations").await.unwrap();
+    let sent = tensor(None, 1, &[500]);
+    for _ in 0..4 {
+        for _ in 0..BUFFERS {
+            sender.send(&sent).await.unwrap();
+        }
+        for _ in 0..BUFFERS {
+            let arrived = receiver.recv().await.unwrap();
+            assert!(arrived.bytes().unwrap() == sent.bytes().unwrap());
+        }
+    }
+    sender.flush().await.unwrap();
 }

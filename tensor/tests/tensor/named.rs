@@ -206,3 +206,22 @@ async fn many_requests_at_one_time_get_their_tensors() {
         assert!(found.bytes().unwrap() == pattern(index as u64, 100 + index % 10 * 1000));
     }
 }
+
+/// So many requests and answers use up the receives of both sides, and each arrival makes its side send a
+/// frame.
+#[tokio::test]
+async fn hundreds_of_requests_are_answered_at_once() {
+    const COUNT: usize = 600;
+    let (server, _client, channel) = pair_with(RdmaDevice::builder().queue_pairs_per_peer(1)).await;
+    let requests: Vec<_> = (0..COUNT).map(|index| channel.request(&format!("t{index}"), 0)).collect();
+    eventually("the requests", async || server.offer_counts().requests == COUNT).await;
+    let sent = tensor(1, 100);
+    for index in 0..COUNT {
+        server.put(&format!("t{index}"), 0, NamedOffer::Tensor(sent.clone()), 1).unwrap();
+    }
+    for (index, request) in requests.into_iter().enumerate() {
+        let answer = tokio::time::timeout(Duration::from_secs(60), request).await;
+        let tensor = arrived(answer.unwrap_or_else(|_| panic!("no answer to request {index}")));
+        assert!(tensor.bytes().unwrap() == sent.bytes().unwrap());
+    }
+}

@@ -202,6 +202,38 @@ pub fn unsignalled_requests_hold_places(fabric: &dyn Fabric) {
     }
 }
 
+/// A READ completes when its bytes are here. Its completion frees the slots of all requests before it, whatever
+/// the device knows of their ends.
+pub fn a_read_frees_the_places_before_it(fabric: &dyn Fabric) {
+    let mut options = Options::default();
+    options.capacity.send_requests = 64;
+    let (a, b) = connected(fabric, &options);
+    let slices = [IoSlice::new(&[7; 8])];
+    let data = Payload::Inline(&slices);
+    let write = |at| Operation::Write { data, remote: b.remote(at), immediate: None };
+    for round in 0..20 {
+        for wr_id in 0..10 {
+            a.post_unsignaled(wr_id, write(0));
+        }
+        let is_signalled_between = round % 2 == 1;
+        if is_signalled_between {
+            a.post(100, write(0));
+            a.post_unsignaled(101, write(0));
+        }
+        a.read(102, a.segment(64, 8), b.remote(0));
+        if is_signalled_between {
+            a.expect(100, CompletionOpcode::Write);
+        }
+        a.expect(102, CompletionOpcode::Read);
+        for wr_id in 0..63 {
+            a.post_unsignaled(wr_id, write(8));
+        }
+        a.post(103, write(8));
+        a.expect(103, CompletionOpcode::Write);
+        a.expect_nothing();
+    }
+}
+
 pub fn receive_queue_full(fabric: &dyn Fabric) {
     let mut options = Options::default();
     options.capacity.receive_requests = 5;

@@ -84,7 +84,8 @@ macro_rules! suite {
             suite!(@cases $fabric; flow:
                 receiver_not_ready_for_ever, receiver_not_ready_expires, receiver_not_ready_recovers,
                 write_with_immediate_waits_for_a_receive, peer_not_connected_yet, send_queue_full,
-                unsignalled_requests_hold_places, receive_queue_full, too_many_segments_or_bytes,
+                unsignalled_requests_hold_places, a_read_frees_the_places_before_it, receive_queue_full,
+                too_many_segments_or_bytes,
                 completion_queue_overrun, a_completion_queue_grows, arming_loses_no_wake_up, events_come_when_armed,
                 an_armed_queue_stays_armed,
                 many_queue_pairs_on_one_queue, separate_queues, no_queue_pair_starves);

@@ -218,6 +218,13 @@ impl<'a> Frame<'a> {
         Ok(HEADER + length)
     }
 
+    /// Sets the number of receives in the bytes of a frame, which [`encode`](Self::encode) has written.
+    pub(crate) fn set_granted(bytes: &mut [u8], granted: u32) {
+        if let Some(at) = bytes.get_mut(8..12) {
+            at.copy_from_slice(&granted.to_le_bytes());
+        }
+    }
+
     /// Decodes a frame, which fills all of `bytes`. It does not check whether the frame makes sense at this
     /// time.
     ///

@@ -247,3 +247,56 @@ fn a_read_waits_longer_than_a_request() {
     let bytes = victim.core.published.load(Relaxed);
     assert!(bytes > LONG as u64, "{bytes} bytes, and the READ waits for room no more");
 }
+
+/// Posts requests without a completion, until there are `count` or no slot is left. Returns how many.
+fn post_silent(side: &Side, count: usize, operation: Operation<'_>) -> usize {
+    let request = SendRequest { wr_id: REQUEST, operation, signaled: false };
+    (0..count).take_while(|_| side.pair.post_send(&[request]).is_ok()).count()
+}
+
+/// The peer has taken none of the Sends when the READ completes. Their slots are free then, and are freed only
+/// once.
+#[test]
+fn a_read_overtakes_sends_and_frees_their_slots() {
+    const SLOTS: usize = 512;
+    let (a, b) = Side::connected();
+    let segments = a.part(64, 8);
+    let read = Operation::Read { into: &segments, remote: b.remote(0) };
+    let payload = [IoSlice::new(&[7; 8])];
+    let send = Operation::Send { data: Payload::Inline(&payload), immediate: None };
+    let write = Operation::Write { data: Payload::Inline(&payload), remote: b.remote(0), immediate: None };
+    // An ordinary READ maps the memory of the peer.
+    wait_for("a READ at once", || {
+        assert!(a.post(read));
+        wait_for("the READ", || !a.drain().is_empty());
+        a.pair.local().unwrap().read_at_once(&segments, b.remote(0))
+    });
+    for ends_here in [false, false, true] {
+        assert!((0..10).all(|wr_id| b.post_receive(wr_id)));
+        for sends in [3, 7] {
+            assert_eq!(post_silent(&a, sends, send), sends);
+            assert!(a.post(read));
+            let done = a.drain();
+            assert_eq!((done.len(), done[0].opcode), (1, crate::CompletionOpcode::Read), "the READ is done");
+        }
+        if ends_here {
+            b.pair.to_error();
+            wait_for("the end", || {
+                a.drain();
+                a.pair.state() == crate::QueuePairState::Error
+            });
+            assert!(a.post(write), "the slots are free in Error");
+            wait_for("the flushed request", || !a.drain().is_empty());
+            return;
+        }
+        for _ in 0..2 {
+            assert_eq!(post_silent(&a, SLOTS - 1, write), SLOTS - 1);
+            assert!(a.post(write));
+            assert_eq!(post_silent(&a, 1, write), 0, "more requests than slots");
+            wait_for("the last WRITE", || {
+                b.drain();
+                !a.drain().is_empty()
+            });
+        }
+    }
+}

@@ -19,7 +19,6 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::geometry::Discrepancy;
 use crate::compare::modes::placement::{PlacementCaller, PlacementService};
 use crate::compare::operations::{Operation, Operations, Position};
-use crate::compare::plan::Cell;
 use crate::measure::settings::{Consume, Http2};
 use crate::measure::transport::{LOCALHOST, Rdma, tcp_listener};
 use crate::workload::{Mix, Model, Workload};
@@ -64,9 +63,6 @@ async fn operations_arrive_unchanged_for_every_load() {
             Workload::Model(Model::Gru),
             Workload::Blocks,
         ] {
-            if (Cell { load, inflight: 1, rate: None }).beyond(mode).is_some() {
-                continue;
-            }
             let operations = Operations::new(load, 9, true).unwrap();
             caller.prepare(&operations, 3).await.unwrap();
             for number in 0..5 {

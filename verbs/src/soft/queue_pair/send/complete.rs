@@ -47,8 +47,7 @@ impl SendQueue {
             let status = match first.progress {
                 Progress::InRing { end } | Progress::Pulled { end } if end <= taken => {
                     if !first.signaled {
-                        queue.outstanding.pop_front();
-                        queue.unsignaled += 1;
+                        queue.pop_first();
                         continue;
                     }
                     CompletionStatus::Success
@@ -82,14 +81,14 @@ impl SendQueue {
                 queue.reads_done = 0;
                 break;
             };
-            if !ended && !queue.outstanding.range(..index).all(silent) {
+            let overtakes = queue.outstanding.range(..index).all(silent);
+            if !ended && !overtakes {
                 break;
             }
             if sink.is_full() {
                 return false;
             }
-            if let Some(done) = queue.outstanding.remove(index) {
-                queue.reads_done -= 1;
+            if let Some(done) = queue.pop_read(index, overtakes) {
                 self.complete(queue, done, CompletionStatus::Success, sink);
             }
         }
@@ -133,7 +132,7 @@ impl SendQueue {
     /// Takes the first outstanding request, and adds its completion.
     #[inline]
     fn complete_first(&self, queue: &mut SendState, status: CompletionStatus, sink: &mut Sink<'_>) {
-        if let Some(done) = queue.outstanding.pop_front() {
+        if let Some(done) = queue.pop_first() {
             if done.progress == Progress::Read {
                 queue.reads_done -= 1;
             }
@@ -141,7 +140,7 @@ impl SendQueue {
         }
     }
 
-    /// Adds the completion of a request.
+    /// Adds the completion of a request that was taken from the outstanding ones.
     #[inline]
     fn complete(
         &self,
@@ -150,7 +149,6 @@ impl SendQueue {
         status: CompletionStatus,
         sink: &mut Sink<'_>,
     ) {
-        queue.unsignaled += 1;
         if matches!(done.progress, Progress::Reading { .. }) {
             queue.reading.pop_front();
         }

@@ -58,6 +58,9 @@ pub(super) struct SendState {
     freed: u64,
     /// Number of requests done since the last completion.
     unsignaled: u64,
+    /// Number of the first outstanding requests that are counted as done already, because a READ after them is
+    /// done.
+    overtaken: usize,
     waiting: VecDeque<Waiting>,
     outstanding: VecDeque<Outstanding>,
     /// Number of outstanding READs that are done.
@@ -104,6 +107,7 @@ impl SendQueue {
             posted: 0,
             freed: 0,
             unsignaled: 0,
+            overtaken: 0,
             signaled: 0,
             waiting: VecDeque::new(),
             outstanding: VecDeque::new(),
@@ -442,6 +446,32 @@ impl SendState {
             self.receives_posted = connection.end.posted();
         }
         left(self) != 0
+    }
+
+    /// Takes the first outstanding request, which is done.
+    #[inline]
+    fn pop_first(&mut self) -> Option<Outstanding> {
+        let done = self.outstanding.pop_front()?;
+        if self.overtaken > 0 {
+            self.overtaken -= 1;
+        } else {
+            self.unsignaled += 1;
+        }
+        Some(done)
+    }
+
+    /// Takes the outstanding READ at `index`, which is done. If it overtakes requests without a completion,
+    /// they count as done, too, because its completion frees the slots of all requests before it.
+    fn pop_read(&mut self, index: usize, overtakes: bool) -> Option<Outstanding> {
+        let done = self.outstanding.remove(index)?;
+        self.reads_done -= 1;
+        self.unsignaled += 1;
+        if overtakes {
+            // Those that an earlier READ has overtaken are the first.
+            self.unsignaled += (index - self.overtaken) as u64;
+            self.overtaken = index;
+        }
+        Some(done)
     }
 
     /// Notes that the oldest READ that was not complete is complete.
