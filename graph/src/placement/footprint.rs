@@ -98,7 +98,7 @@ impl Placements {
     /// let footprints = [0, 1].map(|part| placements.footprint(Part(part), buffers));
     /// assert_eq!((footprints[0].slots, footprints[0].sends), (0, 8192));
     /// assert_eq!((footprints[1].slots, footprints[1].sends), (2 * 8064, 0));
-    /// // With less memory for slots, the tensor is read by the receiver. To be sent, it needs as much as before.
+    /// // With less memory for slots, the tensor is read by the receiver. To be sent, it needs as much.
     /// let placements = placements.within(8192, buffers)?;
     /// assert!(!placements.crossings()[0].placement.is_static());
     /// let placements = placements.within(8000, buffers);
