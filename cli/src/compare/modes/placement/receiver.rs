@@ -392,8 +392,6 @@ impl Sink {
                 let is_last = operation.take(Place::Own(tensor.bytes()?), *seed, inspector, record);
                 drop(tensor);
                 if is_last {
-                    // Takes completions, so that the queue has room.
-                    acknowledgements.pending()?;
                     acknowledgements.send_bytes(&[0; geometry::ACKNOWLEDGEMENT as usize]).await?;
                 }
             }
