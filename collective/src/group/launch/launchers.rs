@@ -54,17 +54,20 @@ impl Launcher {
 
 /// Reads this library's variables, and those of the launcher.
 pub(super) fn read(variables: &Variables<'_>) -> Result<Launch, CollectiveError> {
-    with_host(rank_and_address(variables)?, variables)
+    Ok(Launch { host: host(variables)?, ..rank_and_address(variables)? })
 }
 
 /// Names the host as the variable says, if the launch does not.
 pub(super) fn with_host(mut launch: Launch, variables: &Variables<'_>) -> Result<Launch, CollectiveError> {
     if launch.host.is_none() {
-        launch.host = variables.find(&[HOST], "takes a name of 1 to 256 bytes", |name| {
-            Launch::is_name(name.len()).then_some(name)
-        })?;
+        launch.host = host(variables)?;
     }
     Ok(launch)
+}
+
+fn host(variables: &Variables<'_>) -> Result<Option<String>, CollectiveError> {
+    let name = |name: String| Launch::is_name(name.len()).then_some(name);
+    variables.find(&[HOST], "takes a name of 1 to 256 bytes", name)
 }
 
 fn rank_and_address(variables: &Variables<'_>) -> Result<Launch, CollectiveError> {
