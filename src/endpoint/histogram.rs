@@ -218,7 +218,7 @@ mod tests {
             drop((histograms, histogram));
             assert_eq!(meters.sum("some_seconds_count", &[]), 6.0, "what was left at the end");
             let sum = meters.sum("some_seconds_sum", &[]);
-            assert!((sum - 7202.003_002_001).abs() < 1e-9, "{sum}");
+            assert!((sum - 7_202.003_002_001).abs() < 1e-9, "{sum}");
         });
     }
 

@@ -3,6 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod control;
+#[cfg(test)]
+#[allow(dead_code, reason = "the tests of the command use the rest")]
+#[path = "../../../tests/onnx/mod.rs"]
+mod onnx;
 mod options;
 mod output;
 mod part;

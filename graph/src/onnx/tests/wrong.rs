@@ -115,7 +115,8 @@ fn files_outside_the_folder_of_a_model() {
 fn impossible_tensors_in_other_files() {
     let (folder, path) = written(b"");
     std::fs::write(folder.path().join("data"), [7; 16]).unwrap();
-    let changes: [(fn(&mut TensorProto), &str); 4] = [
+    type OfTensor = fn(&mut TensorProto);
+    let changes: [(OfTensor, &str); 4] = [
         (|tensor| tensor.dims = vec![-1], "the tensor w has the shape [-1]"),
         (|tensor| tensor.dims = vec![1 << 61], "the tensor w has the shape [2305843009213693952]"),
         (|tensor| tensor.dims = vec![5], "the tensor w is in another file"),

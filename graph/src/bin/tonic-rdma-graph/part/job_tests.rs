@@ -7,10 +7,7 @@ use std::time::Instant;
 use tonic_rdma_graph::schedule::ReceiveMode;
 
 use super::*;
-
-#[allow(dead_code, reason = "the tests of the command use the rest")]
-#[path = "../../../../tests/onnx/mod.rs"]
-mod onnx;
+use crate::onnx;
 
 fn job() -> Job {
     Job {

@@ -5,11 +5,8 @@ use clap::Parser as _;
 use super::*;
 use tonic_rdma_graph::transfer::TransferMode;
 
+use crate::onnx;
 use crate::options::Options;
-
-#[allow(dead_code, reason = "the tests of the command use the rest")]
-#[path = "../../../../tests/onnx/mod.rs"]
-mod onnx;
 
 #[test]
 fn a_tensor_that_differs_is_named_with_its_first_element_that_differs() {
