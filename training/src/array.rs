@@ -60,7 +60,7 @@ impl<T: Pod + WithDType> Block<T> {
         Arc::<Vec<T>>::make_mut(&mut self.content)
     }
 
-    /// Returns the tensor of candle. The numbers are moved if nobody else has them, and copied otherwise.
+    /// Returns the tensor of candle. The numbers are moved if this is their only owner, and copied otherwise.
     pub(crate) fn into_tensor(self) -> Result<Tensor, Error> {
         Ok(Tensor::from_vec(Arc::unwrap_or_clone(self.content), self.dims, &Device::Cpu)?)
     }

@@ -312,8 +312,8 @@ pub(super) fn least(model: &TypedModel, node: &TypedNode) -> i64 {
     i64::from(reads(node) || node.inputs.iter().any(arranges))
 }
 
-/// Checks what is known of the shapes of a node's outputs before it runs. The engine does not. A dimension that
-/// the data determine is known when the node has run.
+/// Checks what is known of the shapes of a node's outputs before it runs, because the engine does not
+/// check them. A dimension that the data determine is known when the node has run.
 pub(super) fn lengths(symbols: &SymbolValues, node: &TypedNode, least: i64) -> TractResult<()> {
     for dim in node.outputs.iter().flat_map(|output| output.fact.shape.iter()) {
         let length = if matches!(dim, TDim::Val(_)) { None } else { dim.eval(symbols).to_i64().ok() };

@@ -174,7 +174,7 @@ fn the_footprint_is_that_of_slots_and_of_what_is_sent() {
     assert!((80_000..80_300).contains(&footprint(2).slots));
     let twice = placements.footprint(Part(1), Buffers { modes: 2, ..TWO });
     assert_eq!((twice.slots, twice.total()), (2 * slots, 2 * slots));
-    // As many steps as there are numbers take no time to add up.
+    // The footprint multiplies by the window. A loop over so many steps would not end.
     let endless = Buffers { window: usize::MAX, modes: usize::MAX, ..TWO };
     assert_eq!(placements.footprint(Part(0), endless).total(), u64::MAX);
     assert!(placements.clone().within(1 << 20, endless).is_err());

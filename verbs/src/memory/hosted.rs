@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  HostedTensor::new ──▶ MemRegion      moves into a READ, or is shared with a peer, and comes back
-//!                   └──▶ HostedTensor   the tensor, which nobody can use meanwhile
+//!                   └──▶ HostedTensor   the tensor, which can't be used meanwhile
 //!                            │ with_content(region): the region is over, so the tensor is the engine's
 //!                            ▼
 //!                          Tensor       ordinary: the engine may change it in place; its drop frees the memory
@@ -65,8 +65,8 @@ impl HostedTensor {
         debug_assert!(extent.as_ptr().addr().is_multiple_of(ALIGNMENT) && extent.capacity() >= layout.size());
         let offered = Offered { layout, extent: Cell::new(Some(Arc::clone(&extent))) };
         // SAFETY: the elements are plain numbers, so any bytes are a value of them, and the memory is
-        // initialised: the kernel zeroes that of pools, and nobody reads the tensor before its content is
-        // there.
+        // initialised: the kernel zeroes that of pools, and the tensor is not read before its content
+        // is there.
         let made =
             live::offering(&offered, || unsafe { Tensor::uninitialized_aligned_dt(datum, shape, ALIGNMENT) });
         let Ok(tensor) = made else { return Ok(None) };

@@ -70,8 +70,8 @@ impl MemRegion {
         Ok(Self { slab: Arc::new(slab), range: 0..length, extent: None })
     }
 
-    /// Makes a region of the first `length` bytes of an extent. Whoever has another clone of the extent
-    /// leaves its bytes alone as long as the region is there.
+    /// Makes a region of the first `length` bytes of an extent. Owners of other clones of the extent
+    /// do not use its bytes as long as the region is there.
     pub(super) fn of_extent(extent: Arc<HeldExtent>, length: usize) -> Result<Self, VerbsError> {
         let start = extent.offset_in_slab(0, length)?;
         let slab = Arc::clone(extent.slab());

@@ -135,8 +135,8 @@ impl<A> TracingAllocator<A> {
 //   the pool gives the extent to no other user meanwhile, and the extent has room for the layout from an
 //   address of its alignment on (`PlacedMemory`).
 // - No device and no peer writes to this memory, because slabs of `Purpose::Buffer` are registered without
-//   that right. Memory that was offered (`HostedTensor`) is written as a `MemRegion`, while nobody can use the
-//   allocation.
+//   that right. Memory that was offered (`HostedTensor`) is written as a `MemRegion`, while the owner of the
+//   allocation can't use it.
 // - `live::remove` says which of the two a pointer is: an allocation is in the table from its `alloc` to its
 //   `dealloc`.
 // - No method unwinds: `shielded` ends the process instead.
@@ -196,7 +196,7 @@ impl<A: GlobalAlloc> TracingAllocator<A> {
         let (sites, site) = live::next_site(execution);
         shielded(|| {
             if let Some(extent) = (!zeroed).then(|| live::take_offered(layout)).flatten() {
-                // Whoever offers it has checked that the layout fits (`HostedTensor`).
+                // `HostedTensor`, which offers it, has checked that the layout fits.
                 let start = extent.as_ptr();
                 live::insert(start, Traced { sites, site, layout, extent: Some(extent) });
                 return start;
