@@ -95,8 +95,10 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
+        // An operation is dropped before the lock is taken.
+        let running = self.running.take().filter(|_| !std::thread::panicking());
         let mut operations = lock(&OPERATIONS);
-        match self.running.take().filter(|_| !std::thread::panicking()) {
+        match running {
             Some(running) => operations.insert(self.id, Some(running)).map(drop),
             None => operations.remove(&self.id).map(drop),
         };

@@ -86,6 +86,16 @@ impl PoolState {
         self.most_sent = self.most_sent.max(*self.leased(Quota::Send));
     }
 
+    /// Takes an extent that was reserved ahead for `length` bytes, if one is free.
+    fn take_preallocated(&mut self, length: usize, quota: Quota, purpose: Purpose) -> Option<Extent> {
+        let (extent, is_unused) = self.arena(purpose).take_reserved(length)?;
+        let bytes = extent.capacity as u64;
+        self.hits += 1;
+        self.reserved[1] += if is_unused { bytes } else { 0 };
+        self.lease(quota, bytes);
+        Some(extent)
+    }
+
     /// Notes that these slabs have left their arena.
     fn forget(&mut self, slabs: &[Arc<Slab>]) {
         self.registered -= slabs.iter().map(|slab| slab.len() as u64).sum::<u64>();
@@ -184,23 +194,17 @@ impl PoolShared {
         quota: Quota,
         purpose: Purpose,
     ) -> Option<Extent> {
-        let mut state = self.lock();
-        let (extent, is_unused) = state.arena(purpose).take_reserved(length)?;
-        let bytes = extent.capacity as u64;
-        state.hits += 1;
-        state.reserved[1] += if is_unused { bytes } else { 0 };
-        state.lease(quota, bytes);
-        Some(extent)
+        self.lock().take_preallocated(length, quota, purpose)
     }
 
     /// Obtains an extent for `length` bytes: one that was reserved ahead or in use before, a new one of an
     /// existing slab, or one of a new slab.
     pub(crate) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Extent, VerbsError> {
-        if let Some(extent) = self.obtain_preallocated(length, quota, purpose) {
-            return Ok(extent);
-        }
         let limit = self.settings.limit(quota);
         let mut state = self.lock();
+        if let Some(extent) = state.take_preallocated(length, quota, purpose) {
+            return Ok(extent);
+        }
         let capacity = match state.arena(purpose).capacity_for(length) {
             Some(capacity) if capacity as u64 <= limit => capacity,
             _ => return Err(quota.too_large(length, limit)),
