@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::ffi::{CStr, OsStr, c_int};
 use std::fmt;
+use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -73,7 +74,8 @@ pub(crate) fn transport(device: NonNull<sys::ibv_device>) -> Transport {
 #[derive(Debug)]
 pub(crate) struct DeviceList {
     library: &'static Library,
-    list: NonNull<*mut sys::ibv_device>,
+    /// `None` if the kernel has no support for RDMA.
+    list: Option<NonNull<*mut sys::ibv_device>>,
     count: usize,
 }
 
@@ -83,7 +85,14 @@ impl DeviceList {
         let mut count: c_int = 0;
         // SAFETY: the count is writable.
         let list = unsafe { (library.get_device_list)(&raw mut count) };
-        let list = NonNull::new(list).ok_or_else(|| last_error("listing the RDMA devices"))?;
+        let list = NonNull::new(list);
+        if list.is_none() {
+            let error = io::Error::last_os_error();
+            // The kernel has no support for RDMA (man 3 ibv_get_device_list), so it has no device.
+            if error.raw_os_error() != Some(libc::ENOSYS) {
+                return Err(VerbsError::os("listing the RDMA devices", error));
+            }
+        }
         Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0) })
     }
 
@@ -91,8 +100,8 @@ impl DeviceList {
         // SAFETY:
         // - the list has `count` entries, and
         // - no code writes to it until it is freed.
-        let entries = unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) };
-        entries.iter().filter_map(|&device| NonNull::new(device))
+        let entries = |list: NonNull<_>| unsafe { std::slice::from_raw_parts(list.as_ptr(), self.count) };
+        self.list.map(entries).unwrap_or_default().iter().filter_map(|&device| NonNull::new(device))
     }
 
     pub(crate) fn name(&self, device: NonNull<sys::ibv_device>) -> String {
@@ -125,8 +134,10 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the list came from the library and is freed once; opened devices don't need it.
-        unsafe { (self.library.free_device_list)(self.list.as_ptr()) };
+        if let Some(list) = self.list {
+            // SAFETY: the list came from the library and is freed once; opened devices don't need it.
+            unsafe { (self.library.free_device_list)(list.as_ptr()) };
+        }
     }
 }
 
