@@ -1,5 +1,4 @@
 //! Operations in unusual orders, and memory of other communicators.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};

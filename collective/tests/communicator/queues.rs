@@ -1,23 +1,21 @@
-//! Completion queues and queue pairs of a group, and how many ranks a card has room for. Each test has a process
-//! of its own, because it counts what the whole process asks of its device.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+//! Completion queues and queue pairs of a group, and how many ranks a card has room for.
 
 use std::ops::Range;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use support::{Child, ROLE, announce, free_address, is_alone, is_alone_with, raise_open_files};
-use tonic_rdma::{Config, PollMode};
+use support::{Child, free_address, is_alone, is_alone_with};
+use tonic_rdma::Config;
 use tonic_rdma_collective::{CollectiveError, Communicator, Launch, PlanChoice, Reduction};
 use tonic_rdma_verbs::counting::{self, Counts, Limits};
 
 /// Long enough for a busy machine; only a hang takes so long.
-const LIMIT: Duration = Duration::from_secs(240);
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
 /// Makes these ranks of a group on threads of their own, and adds their numbers. Then each of them calls `then`,
 /// before any of them leaves. If one has failed, `then` is not called.
-fn ranks(
+pub(crate) fn ranks(
     numbers: Range<usize>,
     size: usize,
     address: &str,
@@ -108,10 +106,10 @@ fn a_wrong_variable_is_named() {
 }
 
 /// How many ranks of the large group each process has: one process has not enough descriptors.
-const OF_PROCESS: usize = 16;
+pub(crate) const OF_PROCESS: usize = 16;
 
 /// Returns the number of ranks of the large group. 64 ranks need a machine that has nothing else to do.
-fn ranks_of_large_group() -> usize {
+pub(crate) fn ranks_of_large_group() -> usize {
     std::env::var("COLLECTIVE_CARD_RANKS").map_or(2 * OF_PROCESS, |ranks| ranks.parse().unwrap())
 }
 
@@ -147,40 +145,6 @@ fn a_card_has_room_for_a_large_group() {
     let room = [card.queue_pairs, card.domains, card.regions].map(u64::from);
     assert!(of_64.iter().zip(room).all(|(count, room)| *count <= room), "{of_64:?} {room:?}");
     children.into_iter().for_each(Child::ends);
-}
-
-mod child {
-    use super::*;
-
-    /// The ranks of a child process, on a device with the limits of a card.
-    #[test]
-    fn role() {
-        let role = std::env::var(ROLE).unwrap_or_default();
-        let words: Vec<&str> = role.split(' ').collect();
-        let ["ranks", first, address] = words[..] else { return };
-        let first: usize = first.parse().unwrap();
-        raise_open_files();
-        let counter = counting::count_all();
-        counter.limit(Limits::CARD);
-        // A rank alone pins less than the default allows. So many ranks on one machine must not spin.
-        let config = Config::from_env().unwrap().pinned_limit(1 << 40).poll_mode(PollMode::Event);
-        let config = config.handshake_timeout(LIMIT);
-        let added =
-            ranks(first..first + OF_PROCESS, ranks_of_large_group(), address, Some(&config), |rank| {
-                if rank == first {
-                    let counts = counter.counts();
-                    let Counts { completion_queues, queue_pairs, domains, regions, .. } = counts;
-                    let [queues, pairs, domains, regions] =
-                        [completion_queues, queue_pairs, domains, regions].map(|of| of.alive());
-                    announce(format!("{queues} {pairs} {domains} {regions}"));
-                    // The parent closes it when all ranks have added their numbers.
-                    std::io::read_to_string(std::io::stdin()).unwrap();
-                }
-            });
-        let failures: Vec<_> =
-            added.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
-        assert!(failures.is_empty(), "{failures:#?}");
-    }
 }
 
 #[test]

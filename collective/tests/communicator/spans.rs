@@ -1,11 +1,14 @@
-//! The spans of operations. The test has a process of its own, because it reads the log of all threads.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+//! The spans of operations.
 
-use support::{Log, Runtime, config, free_address};
+use support::{Log, Runtime, config, free_address, is_alone};
 use tonic_rdma_collective::{CollectiveError, Communicator, Launch, Reduction};
 
 #[test]
 fn each_operation_is_a_span() {
+    // It reads the log of all threads.
+    if !is_alone(concat!(module_path!(), "::each_operation_is_a_span")) {
+        return;
+    }
     let log = Log::of_process();
     Runtime::MultiThread.run(async {
         let address = free_address();

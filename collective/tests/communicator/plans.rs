@@ -1,5 +1,4 @@
 //! How the ranks of a group agree on their plans.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::time::Duration;
 

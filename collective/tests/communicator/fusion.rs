@@ -1,5 +1,4 @@
 //! Fusion over communicators: each rank is a thread with a communicator of its own.
-#![allow(clippy::unwrap_used, reason = "a test that fails should say so on the spot")]
 
 use std::future::IntoFuture as _;
 use std::sync::{Mutex, mpsc};

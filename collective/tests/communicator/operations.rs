@@ -1,5 +1,4 @@
-//! Communicators of ranks in one process, over real links.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+//! The operations of communicators.
 
 use std::pin::pin;
 use std::sync::Arc;
