@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 pub use tonic_rdma_verbs::unstable::chain;
@@ -90,8 +90,7 @@ impl Failure {
             Self::Interrupted => 130,
             Self::OutputClosed => return ExitCode::SUCCESS,
         };
-        // stderr may be closed. The exit status still reports the failure.
-        let _ = writeln!(io::stderr(), "{command}: {}", self.with_causes());
+        crate::output::note(&format!("{command}: {}", self.with_causes()));
         ExitCode::from(code)
     }
 }

@@ -213,6 +213,11 @@ pub fn print(text: &str, results: Option<&Path>) -> Result<(), Failure> {
     write_stdout(text)
 }
 
+/// Writes a line to stderr, which may be closed. It is one write, because other processes write lines there, too.
+pub fn note(line: &str) {
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
 fn write_stdout(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tonic_rdma_commands::ends::{self, Ends};
+use tonic_rdma_commands::output::note;
 use tonic_rdma_commands::process::{Child, Event, again, how_ended};
 use tonic_rdma_commands::remote::{Host, Request};
 use tonic_rdma_commands::{Context as _, Failure, units};
@@ -19,7 +20,7 @@ use tonic_rdma_commands::{Context as _, Failure, units};
 use crate::checkpoint::{self, Folder};
 use crate::options::{Job, MOST_RANKS, OnDeath, Options};
 use crate::step::JobShape;
-use crate::train::{Training, say};
+use crate::train::Training;
 
 /// The variable that sets the number of threads with which candle and its products of matrices compute.
 pub(crate) const THREADS: &str = "RAYON_NUM_THREADS";
@@ -180,7 +181,7 @@ impl Restarts {
             )));
         }
         (self.from, self.number) = (from, before + 1);
-        say(&format!("{died}; all processes start again from step {from}"));
+        note(&format!("{died}; all processes start again from step {from}"));
         Ok(())
     }
 }
@@ -217,7 +218,7 @@ fn run_group(options: &Options, hosts: &[Arc<Host>]) -> Result<Result<Training, 
     let address = address.context("can't start the ranks")?;
     let (children, events) = start::<Result<Training, String>>(options, hosts, Some(address))?;
     for child in &children {
-        say(&format!("{} is {}", child.name(), child.place()));
+        note(&format!("{} is {}", child.name(), child.place()));
     }
     let (mut running, mut result, mut died) = (children.len(), None, false);
     let mut failed = None::<(String, Instant)>;

@@ -1,6 +1,5 @@
 //! One rank of a training, the group of all ranks, and the result.
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,6 +7,7 @@ use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tonic_rdma_collective::{CollectiveError, Communicator, Fusion, Launch, Number};
+use tonic_rdma_commands::output::note;
 use tonic_rdma_commands::plot::{Axis, Content, Plot, Scale, Series};
 use tonic_rdma_commands::statistics::median;
 use tonic_rdma_commands::table::grid;
@@ -43,11 +43,6 @@ struct Trainer<'a> {
     waits: Vec<f64>,
 }
 
-/// Writes progress. stderr may be closed; the results have the same values.
-pub(crate) fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
 /// Trains as one rank of the group. The result is the same on all ranks, but for the durations.
 pub(crate) fn train(job: &Options, group: &Group) -> Result<Training, Error> {
     let data = job.samples()?;
@@ -73,7 +68,7 @@ pub(crate) fn train(job: &Options, group: &Group) -> Result<Training, Error> {
         if group.rank() == 0 {
             let Epoch { loss, accuracy, samples_per_s, .. } = epoch;
             let percent = accuracy * 100.0;
-            say(&format!(
+            note(&format!(
                 "epoch {}: loss {loss:.4}, accuracy {percent:.2} %, {samples_per_s:.0} samples/s",
                 number + 1
             ));
@@ -182,7 +177,7 @@ impl<'a> Trainer<'a> {
         let names = self.job.model.shapes().into_iter().map(|(name, _)| self.variables.get(&name));
         let variables = names.collect::<Result<_, _>>()?;
         folder.save(&Checkpoint { losses: self.losses.clone(), variables })?;
-        say(&format!("step {step}: a checkpoint is written"));
+        note(&format!("step {step}: a checkpoint is written"));
         Ok(())
     }
 

@@ -16,7 +16,7 @@ pub(crate) mod load;
 pub(crate) mod message;
 pub(crate) mod service;
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -259,7 +259,7 @@ fn show(verbose: bool, kind: &str, metadata: &MetadataMap) {
     }
 }
 
-/// Writes a line to stderr, which may be closed.
-fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "{}", tonic_rdma_commands::one_line(line));
+/// Writes this text as one line to stderr.
+fn note(text: &str) {
+    tonic_rdma_commands::output::note(&tonic_rdma_commands::one_line(text));
 }

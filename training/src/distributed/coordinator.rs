@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
+use tonic_rdma_commands::output::note;
 use tonic_rdma_commands::process::Child;
 use tonic_rdma_commands::remote::Host;
 use tonic_rdma_commands::{Context as _, Failure};
@@ -18,7 +19,6 @@ use crate::network::{Values, Variable};
 use crate::options::{OnDeath, Options, cores};
 use crate::processes::{Restarts, start};
 use crate::step::JobShape;
-use crate::train::say;
 use crate::variables;
 
 /// A job under way.
@@ -79,7 +79,7 @@ pub(crate) fn run(job: &Options, shape: JobShape, hosts: &[Arc<Host>]) -> Result
 fn start_parts(job: &Options, shape: &JobShape, hosts: &[Arc<Host>]) -> Result<Parts, Failure> {
     let (processes, events) = start(job, hosts, None)?;
     for (part, process) in processes.iter().enumerate() {
-        say(&format!("{} is {}", shape.name(part), process.place()));
+        note(&format!("{} is {}", shape.name(part), process.place()));
     }
     Ok(Parts { processes, events, deadline: job.deadline, silence: SILENCE, dead: BTreeMap::new() })
 }
@@ -244,7 +244,7 @@ impl<'a> Coordinator<'a> {
         if let Some(folder) = self.folder.as_ref().filter(|_| save) {
             folder.save(&checkpoint)?;
             self.saved = self.step;
-            say(&format!("step {}: a checkpoint is written", self.step));
+            note(&format!("step {}: a checkpoint is written", self.step));
         }
         let values = |variable: Variable| Ok((variable.name, Block::new(&variable.dims, variable.values)?));
         let values: Values =
@@ -265,7 +265,7 @@ impl<'a> Coordinator<'a> {
         }
         let times = self.results.iter().map(|result| format!("{} {:.2} s", result.mode, result.seconds));
         let (percent, times) = (accuracy * 100.0, times.collect::<Vec<_>>().join(", "));
-        say(&format!("step {}: loss {loss:.4}, accuracy {percent:.2} %; {times}", self.step));
+        note(&format!("step {}: loss {loss:.4}, accuracy {percent:.2} %; {times}", self.step));
         Ok(())
     }
 
@@ -337,7 +337,7 @@ impl<'a> Coordinator<'a> {
         let complete: Vec<u64> = self.all(|_| Command::Complete)?;
         // Workers keep no variables.
         let version = complete.into_iter().skip(self.shape.workers).min().unwrap_or(0);
-        say(&format!("{died}; {} workers go on from step {version}", self.shape.workers));
+        note(&format!("{died}; {} workers go on from step {version}", self.shape.workers));
         self.connect(version).map(|()| version)
     }
 
