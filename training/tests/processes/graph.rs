@@ -293,8 +293,9 @@ fn a_training_goes_on_without_a_worker_that_dies_and_its_model_is_not_spoiled() 
     assert!(points.last().unwrap()["accuracy"].as_f64().unwrap() > 0.9, "{points:?}");
 }
 
-/// A long training on made-up pictures.
-const LONG: &str = "--model mlp --batch 12 --epochs 1000 --steps 40";
+/// A long training on made-up pictures, of [`STEPS`] steps: most of them follow the last death.
+const LONG: &str = "--model mlp --batch 12 --epochs 1000 --steps 160";
+const STEPS: usize = 160;
 
 #[test]
 fn killed_servers_and_workers_are_started_again_and_the_losses_are_those_of_an_undisturbed_training() {
@@ -313,12 +314,12 @@ fn killed_servers_and_workers_are_started_again_and_the_losses_are_those_of_an_u
         let death = &results["deaths"][index];
         assert_eq!(death["processes"], json!([process]), "{errors}");
         let step = death["step"].as_u64().unwrap();
-        assert!((least..40).contains(&step) && step.is_multiple_of(4), "{errors}");
+        assert!((least..STEPS as u64).contains(&step) && step.is_multiple_of(4), "{errors}");
         assert!(errors.contains(&format!("all processes start again from step {step}")), "{errors}");
     }
     for mode in 0..2 {
         let [one, other] = [&undisturbed, &results].map(|results| &results["modes"][mode]);
-        assert_eq!(losses(one).len(), 40);
+        assert_eq!(losses(one).len(), STEPS);
         assert_eq!((losses(one), &one["weights"]), (losses(other), &other["weights"]));
         let tested = |mode: &Value| -> Vec<[Value; 3]> {
             let points = mode["points"].as_array().unwrap().iter();
@@ -330,7 +331,7 @@ fn killed_servers_and_workers_are_started_again_and_the_losses_are_those_of_an_u
         std::fs::read_dir(saved).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut files: Vec<String> = files.collect();
     files.sort();
-    assert_eq!(files, [32, 36, 40].map(|step| format!("step-{step:010}.safetensors")));
+    assert_eq!(files, [STEPS - 8, STEPS - 4, STEPS].map(|step| format!("step-{step:010}.safetensors")));
 }
 
 #[test]
@@ -351,7 +352,7 @@ fn a_killed_rank_is_started_again_and_the_losses_are_those_of_an_undisturbed_tra
         assert!(from.is_some_and(|(_, step)| step.parse::<u64>().unwrap() >= least), "{errors}");
     }
     let [one, other] = [undisturbed, training.results()].map(|results| results["train"].clone());
-    assert_eq!(losses(&one).len(), 40);
+    assert_eq!(losses(&one).len(), STEPS);
     assert_eq!((losses(&one), &one["weights"]), (losses(&other), &other["weights"]));
     let last = |training: &Value| {
         let epoch = training["epochs"].as_array().unwrap().last().unwrap();
@@ -379,7 +380,7 @@ fn a_killed_job_is_resumed_and_ends_as_an_undisturbed_one() {
         let (again, _) = training.run(&options);
         assert_eq!(losses(again.pointer(result).unwrap()), losses(one));
         // What can't be gone on from is named before any process starts.
-        let last = saved.join("step-0000000040.safetensors");
+        let last = saved.join(format!("step-{STEPS:010}.safetensors"));
         for (options, named) in [
             (options.replace("--resume", ""), "is there already; --resume goes on from it"),
             (options.replace("--batch 12", "--batch 16"), "is of another training: batch 12 there, 16 here"),
@@ -391,7 +392,8 @@ fn a_killed_job_is_resumed_and_ends_as_an_undisturbed_one() {
         }
         std::fs::write(&last, "not whole").unwrap();
         let ran = run(training.command(&options));
-        assert!(ran.errors.contains("step-0000000040.safetensors is no whole checkpoint"), "{}", ran.errors);
+        let named = format!("step-{STEPS:010}.safetensors is no whole checkpoint");
+        assert!(ran.errors.contains(&named), "{}", ran.errors);
         assert_eq!((ran.errors.lines().count(), ran.status.unwrap().code()), (1, Some(1)), "{}", ran.errors);
     }
 }
