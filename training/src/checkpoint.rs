@@ -60,6 +60,13 @@ pub(crate) struct Folder {
     shapes: Vec<(String, Vec<usize>)>,
 }
 
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process that was just forked has it open until its program begins.
+        let _ = flock(&self.folder, FlockOperation::Unlock);
+    }
+}
+
 impl Folder {
     /// Opens the folder that a job names, if it names one. `workers` is the number of processes that compute,
     /// and `samples` the hash of all samples.
@@ -262,6 +269,18 @@ mod tests {
         };
         let variables = folder.shapes.iter().enumerate().map(variable).collect();
         Checkpoint { losses: (0..steps).map(|step| 1.0 / (step + 3) as f64).collect(), variables }
+    }
+
+    #[test]
+    fn the_folder_is_free_at_once_also_while_a_forked_process_has_it_open() {
+        let path = tempfile::tempdir().unwrap();
+        let folder = open(path.path(), "");
+        let taken = Folder::open(&job(path.path(), ""), 2, 7).unwrap_err().to_string();
+        assert!(taken.contains("another process has the folder"), "{taken}");
+        let forked = folder.folder.try_clone().unwrap();
+        drop(folder);
+        drop(open(path.path(), ""));
+        drop(forked);
     }
 
     fn names(folder: &Path) -> Vec<String> {

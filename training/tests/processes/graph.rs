@@ -294,8 +294,8 @@ fn a_training_goes_on_without_a_worker_that_dies_and_its_model_is_not_spoiled() 
 }
 
 /// A long training on made-up pictures, of [`STEPS`] steps: most of them follow the last death.
-const LONG: &str = "--model mlp --batch 12 --epochs 1000 --steps 160";
-const STEPS: usize = 160;
+const LONG: &str = "--model mlp --batch 12 --epochs 1000 --steps 80";
+const STEPS: usize = 80;
 
 #[test]
 fn killed_servers_and_workers_are_started_again_and_the_losses_are_those_of_an_undisturbed_training() {
