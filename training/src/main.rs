@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use tonic_rdma_commands::ends::{self, Ends, limit_memory};
+use tonic_rdma_commands::ends::{self, Ends, Optimised, limit_memory};
 use tonic_rdma_commands::plot::{self, Plot};
 use tonic_rdma_commands::{Context as _, Failure, output, process};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
@@ -108,6 +108,7 @@ fn report_training(options: &Options, ends: &[Ends], training: &Training) -> Res
 struct Between<'a, R> {
     #[serde(skip_serializing_if = "<[Ends]>::is_empty")]
     ends: &'a [Ends],
+    optimised: Optimised,
     #[serde(flatten)]
     result: &'a R,
 }
@@ -125,7 +126,7 @@ fn report(
         output::write_file(path, &svg)?;
     }
     if let Some(path) = &options.json {
-        output::write_json(path, &Between { ends, result })?;
+        output::write_json(path, &Between { ends, optimised: Optimised::default(), result })?;
     }
     // Each begins with this host, which is shown once.
     let lines = ends.iter().enumerate().flat_map(|(at, ends)| ends.lines().into_iter().skip(at.min(1)));

@@ -398,7 +398,7 @@ fn of_allreduce(result: &mut Value) {
         })
     };
     let rows: Vec<Value> = result["rows"].as_array().into_iter().flatten().map(row).collect();
-    *result = json!({ "rows": rows, "machine": machine });
+    *result = json!({ "rows": rows, "machine": machine, "optimised": result["optimised"] });
 }
 
 /// Takes the modes of `tonic-rdma-training`.
@@ -610,6 +610,7 @@ mod tests {
         };
         let mut result = json!({
             "plans": [],
+            "optimised": false,
             "rows": [with(key(1, "ring"), "p50_us", 2.5.into()), with(key(5000, "naive"), "p50_us", 2.5.into())],
             "counters": [with(key(1, "ring"), "received_bytes", json!([0.0])),
                          with(key(5000, "ring"), "received_bytes", json!([1.0, 2.0])),
@@ -629,6 +630,7 @@ mod tests {
             date: String::new(),
             runs: vec![Run { label: String::new(), command: String::new(), result }],
         };
+        assert!(figure.is_unoptimised());
         let table = table("paper-baidu", figure);
         assert!(table.contains("that it receives | N − 1 | 5000 ranks 4.00 |"), "{table}");
     }

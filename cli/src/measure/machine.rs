@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use serde::Serialize;
 use tonic_rdma::unstable::Processors;
 use tonic_rdma_commands::cores::{self, Cores};
-use tonic_rdma_commands::ends::Machine;
+use tonic_rdma_commands::ends::{Machine, Optimised};
 use tonic_rdma_commands::{Named as _, units};
 
 use crate::measure::process::Allocator;
@@ -315,8 +315,7 @@ pub(crate) struct Environment {
     /// What makes the figures doubtful.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
-    /// Whether the build is optimised. An unoptimised build measures itself more than the transport.
-    optimised: bool,
+    optimised: Optimised,
 }
 
 impl Environment {
@@ -329,7 +328,7 @@ impl Environment {
             machine: Machine::this(),
             round_trips: costs,
             warnings,
-            optimised: !cfg!(debug_assertions),
+            optimised: Optimised::default(),
         }
     }
 
@@ -348,7 +347,7 @@ impl Environment {
         ];
         all.extend(lines);
         all.extend(self.warnings.iter().map(|warning| ("warning", warning.clone())));
-        if !self.optimised {
+        if !self.optimised.0 {
             let build = "UNOPTIMISED: build with --release for figures that mean something";
             all.push(("build", build.to_owned()));
         }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::{Algorithm, Operand, Options, Type};
 use tonic_rdma_collective::Reduction;
+use tonic_rdma_commands::ends::Optimised;
 use tonic_rdma_commands::plot::{self, Axis, Content, Plot, Scale, Series};
 use tonic_rdma_commands::statistics::{geometric_mean, median, quantile};
 use tonic_rdma_commands::table::{dash, grid, markdown, times};
@@ -231,6 +232,7 @@ pub(crate) struct Results {
     pub(crate) tuner: Vec<Compared>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tuner_verdict: Option<Verdict>,
+    optimised: Optimised,
     /// The wrong elements that the ranks found. This sum does not travel by the operations that are checked.
     pub(crate) wrong: u64,
 }
@@ -564,6 +566,7 @@ mod output_tests {
         ];
         assert_eq!(keys, expected);
         assert_eq!(json["plans"][0]["text"], "ring");
+        assert_eq!(json["optimised"], !cfg!(debug_assertions));
         assert!(json.get("counters").is_none() && json.get("tuner_verdict").is_none());
     }
 
