@@ -17,16 +17,6 @@ use crate::remote::{ClockOffset, Host, Listener, Request};
 use crate::start::{prepared, split_color};
 use crate::units;
 
-/// Whether this program is built with optimisation. Without it, a run measures the program more than the transport.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Optimised(pub bool);
-
-impl Default for Optimised {
-    fn default() -> Self {
-        Self(!cfg!(debug_assertions))
-    }
-}
-
 /// The machine of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {

@@ -12,6 +12,16 @@ use serde_json::Value;
 
 use crate::failure::{Context as _, Failure};
 
+/// Whether this program is built with optimisation. Without it, a run measures the program more than the transport.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Optimised(pub bool);
+
+impl Default for Optimised {
+    fn default() -> Self {
+        Self(!cfg!(debug_assertions))
+    }
+}
+
 /// The options of a command whose results are rows: where the rows go, beside the table on stdout.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Outputs {

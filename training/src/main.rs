@@ -19,9 +19,10 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use tonic_rdma_commands::ends::{self, Ends, Optimised, limit_memory};
+use tonic_rdma_commands::ends::{self, Ends, limit_memory};
+use tonic_rdma_commands::output::{self, Optimised};
 use tonic_rdma_commands::plot::{self, Plot};
-use tonic_rdma_commands::{Context as _, Failure, output, process};
+use tonic_rdma_commands::{Context as _, Failure, process};
 use tonic_rdma_verbs::memory::trace::TracingAllocator;
 
 use array::failure;

@@ -12,7 +12,8 @@ use rustix::fd::OwnedFd;
 use serde::Serialize;
 use tonic_rdma::unstable::Processors;
 use tonic_rdma_commands::cores::{self, Cores};
-use tonic_rdma_commands::ends::{Machine, Optimised};
+use tonic_rdma_commands::ends::Machine;
+use tonic_rdma_commands::output::Optimised;
 use tonic_rdma_commands::{Named as _, units};
 
 use crate::measure::process::Allocator;

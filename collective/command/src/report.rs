@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::{Algorithm, Operand, Options, Type};
 use tonic_rdma_collective::Reduction;
-use tonic_rdma_commands::ends::Optimised;
+use tonic_rdma_commands::output::{self, Optimised};
 use tonic_rdma_commands::plot::{self, Axis, Content, Plot, Scale, Series};
 use tonic_rdma_commands::statistics::{geometric_mean, median, quantile};
 use tonic_rdma_commands::table::{dash, grid, markdown, times};
 use tonic_rdma_commands::units::{digits, micros, size};
-use tonic_rdma_commands::{Failure, Named as _, output};
+use tonic_rdma_commands::{Failure, Named as _};
 
 /// A message of a rank to the process that started it. Each is a line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
