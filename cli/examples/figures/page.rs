@@ -293,7 +293,7 @@ const TCP: &str = "grpc-tcp";
 
 /// Factors of computing times, and what they stand for: a machine each for the workers, as in the paper, or this
 /// machine as it is.
-pub(crate) const SETTINGS: [(&str, &str); 2] = [("workers", "a network each"), ("1", "two cores for all")];
+pub(crate) const SETTINGS: [(&str, &str); 2] = [("workers", "a network each"), ("1", "one machine for all")];
 
 /// The samples of a mini-batch, which no row of AR-gRPC's figure has.
 pub(crate) const SAMPLES: f64 = 32.0;

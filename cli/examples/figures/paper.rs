@@ -537,14 +537,16 @@ mod tests {
                 skipped,
             ]
         };
-        let table =
-            table("paper-11", figure(vec![("a network each", rows(1.0)), ("two cores for all", rows(0.5))]));
+        let table = table(
+            "paper-11",
+            figure(vec![("a network each", rows(1.0)), ("one machine for all", rows(0.5))]),
+        );
         for text in [
-            "lstm, 8 workers (here 4): rdma-zerocp × local | 5 | a network each 2.40; two cores for all 1.20 |",
-            "grpc-rdma × local | 1.5 | a network each 1.20; two cores for all 0.60 |",
-            "rdma-zerocp × itself with 1 worker | more than 7 | a network each 3.00; two cores for all 3.00 |",
-            "rdma-zerocp × grpc-rdma | 1.98 | a network each 2.00; two cores for all 2.00 |",
-            "grpc-native-gather × rdma-zerocp | – | a network each 1.00; two cores for all 1.00 |",
+            "lstm, 8 workers (here 4): rdma-zerocp × local | 5 | a network each 2.40; one machine for all 1.20 |",
+            "grpc-rdma × local | 1.5 | a network each 1.20; one machine for all 0.60 |",
+            "rdma-zerocp × itself with 1 worker | more than 7 | a network each 3.00; one machine for all 3.00 |",
+            "rdma-zerocp × grpc-rdma | 1.98 | a network each 2.00; one machine for all 2.00 |",
+            "grpc-native-gather × rdma-zerocp | – | a network each 1.00; one machine for all 1.00 |",
         ] {
             assert!(table.contains(text), "{text} in {table}");
         }
