@@ -221,7 +221,7 @@ fn images(cells: &Cells<'_>) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::page::Run;
