@@ -597,7 +597,7 @@ def test_another_process_is_at_the_address(path, peers):
         try:
             client.fetch(buffer)
         except tonic_rdma.PeerLost:
-            # It had the connection to the first process until then: for 200 ms it waits for messages that are on their way.
+            # For 200 ms after the first process ended, its connection waits for messages on their way.
             client.fetch(buffer)
     assert client.fetch(again).tobytes() == b"second"
     second.kill()
