@@ -5,10 +5,11 @@
 //! second: when a connection begins, ends, pings, or publishes its counters.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, Once, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Once, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use metrics::{Gauge, KeyName, Unit, describe_counter, describe_gauge};
+use tokio::sync::watch;
 use tonic_rdma_verbs::unstable::{SOFT_VERSIONS, Versions, lock};
 
 use super::held::held;
@@ -226,6 +227,8 @@ pub(super) struct OpenConnection {
     kind: &'static str,
     /// The gauge that counts the connection. Another recorder may have come meanwhile.
     gauge: Mutex<Gauge>,
+    /// Who waits for the end of the connection sees this end.
+    held: OnceLock<watch::Receiver<()>>,
 }
 
 impl OpenConnection {
@@ -234,7 +237,12 @@ impl OpenConnection {
         let gauge = Self::count(role, verdict.name(), kind);
         OPEN.fetch_add(1, Ordering::Relaxed);
         refresh();
-        Arc::new(Self { role, kind, gauge: Mutex::new(gauge) })
+        Arc::new(Self { role, kind, gauge: Mutex::new(gauge), held: OnceLock::new() })
+    }
+
+    /// Keeps `held` until the connection has ended.
+    pub(super) fn hold(&self, held: watch::Receiver<()>) {
+        let _ = self.held.set(held);
     }
 
     /// Counts a connection. Returns the gauge that counts it.
@@ -259,6 +267,13 @@ impl Drop for OpenConnection {
 pub(super) struct OpenHandle(pub(super) Weak<OpenConnection>);
 
 impl OpenHandle {
+    /// Keeps `held` until the connection has ended.
+    pub(super) fn hold(&self, held: watch::Receiver<()>) {
+        if let Some(opened) = self.0.upgrade() {
+            opened.hold(held);
+        }
+    }
+
     /// Notes that calls over the connection stay in this process.
     pub(super) fn stays_in_process(&self) {
         let Some(opened) = self.0.upgrade() else { return };

@@ -1,15 +1,21 @@
 //! The byte stream of a connection, over RDMA or over TCP.
 
 use std::io::{self, IoSlice};
+use std::os::fd::AsFd as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::coop::poll_proceed;
+use tokio::time::timeout;
 
 use super::connection::{ByteStream, Connection};
 use super::error::ConnectionFault;
@@ -56,7 +62,7 @@ impl EndpointStream {
         info: RdmaConnectInfo,
         opened: OpenHandle,
     ) -> Self {
-        let rdma = RdmaIo { connection, own, _opened: opened };
+        let rdma = RdmaIo { connection, own, opened };
         Self { inner: Inner::Rdma(rdma), info, has_read: false }
     }
 
@@ -65,8 +71,10 @@ impl EndpointStream {
         received: Bytes,
         info: RdmaConnectInfo,
         opened: Arc<OpenConnection>,
+        linger: Duration,
     ) -> Self {
-        Self { inner: Inner::Tcp(TcpIo { received, stream, _opened: opened }), info, has_read: false }
+        let tcp = TcpIo { received, stream, linger, is_shut_down: false, opened };
+        Self { inner: Inner::Tcp(tcp), info, has_read: false }
     }
 
     /// Returns the result of the negotiation, and its reason.
@@ -106,7 +114,7 @@ impl EndpointStream {
     }
 
     /// Waits until both directions are closed and the peer has received all written bytes. On TCP this is
-    /// ready at once, because the system delivers the bytes of a closed socket.
+    /// ready at once, because the system delivers the bytes of a stream that was shut down and then dropped.
     ///
     /// # Errors
     /// The connection failed before.
@@ -129,6 +137,15 @@ impl EndpointStream {
             Inner::Tcp(tcp) => drop(tcp.stream.set_zero_linger()),
         }
     }
+
+    /// Keeps `held` until the connection has ended, which is after the end of this stream while bytes are on
+    /// their way.
+    pub(crate) fn hold(&self, held: watch::Receiver<()>) {
+        match &self.inner {
+            Inner::Rdma(rdma) => rdma.opened.hold(held),
+            Inner::Tcp(tcp) => tcp.opened.hold(held),
+        }
+    }
 }
 
 impl Drop for EndpointStream {
@@ -149,7 +166,7 @@ struct RdmaIo {
     connection: Arc<Connection<ByteStream>>,
     /// The queue, if the connection has one for itself. The tasks that wait for the connection poll it.
     own: Option<Arc<OwnQueue>>,
-    _opened: OpenHandle,
+    opened: OpenHandle,
 }
 
 impl RdmaIo {
@@ -180,7 +197,31 @@ impl RdmaIo {
 struct TcpIo {
     received: Bytes,
     stream: TcpStream,
-    _opened: Arc<OpenConnection>,
+    /// Longest time that the connection goes on after a shutdown and a drop.
+    linger: Duration,
+    is_shut_down: bool,
+    opened: Arc<OpenConnection>,
+}
+
+/// The system resets a closed socket to which the peer still writes, and drops what it has not sent. HTTP/2 ends
+/// with such writes: the receiver of a long response makes room for more. So a task takes them until the peer
+/// has closed, too.
+impl Drop for TcpIo {
+    fn drop(&mut self) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let resets = matches!(sockopt::socket_linger(&self.stream), Ok(Some(Duration::ZERO)));
+        if !self.is_shut_down || resets {
+            return;
+        }
+        // Without a descriptor, the socket closes as the system closes it.
+        let Ok(socket) = self.stream.as_fd().try_clone_to_owned() else { return };
+        let (linger, opened) = (self.linger, Arc::clone(&self.opened));
+        runtime.spawn(async move {
+            let Ok(mut stream) = TcpStream::from_std(socket.into()) else { return };
+            let _ = timeout(linger, tokio::io::copy(&mut stream, &mut tokio::io::sink())).await;
+            drop(opened);
+        });
+    }
 }
 
 impl AsyncRead for EndpointStream {
@@ -267,7 +308,11 @@ impl AsyncWrite for EndpointStream {
             Inner::Rdma(rdma) => {
                 rdma.until(Wait::Write, context, |connection| connection.poll_shutdown(context))
             }
-            Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_shutdown(context),
+            Inner::Tcp(tcp) => {
+                ready!(Pin::new(&mut tcp.stream).poll_shutdown(context))?;
+                tcp.is_shut_down = true;
+                Poll::Ready(Ok(()))
+            }
         }
     }
 }

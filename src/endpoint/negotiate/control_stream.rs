@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::local_side::Established;
+use crate::endpoint::config::Config;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::info::{ConnectionFacts, RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
@@ -25,13 +26,15 @@ pub(super) struct ControlStream {
     pub(super) received: BytesMut,
     /// Longest time for a message of the peer.
     pub(super) answer_timeout: Duration,
+    linger: Duration,
     journal: Arc<Journal>,
 }
 
 impl ControlStream {
-    pub(super) fn new(tcp: TcpStream, answer_timeout: Duration, journal: &Arc<Journal>) -> Self {
+    pub(super) fn new(tcp: TcpStream, config: &Config, journal: &Arc<Journal>) -> Self {
         let received = BytesMut::with_capacity(1024);
-        Self { tcp, received, answer_timeout, journal: Arc::clone(journal) }
+        let (answer_timeout, linger) = (config.handshake_timeout, config.linger);
+        Self { tcp, received, answer_timeout, linger, journal: Arc::clone(journal) }
     }
 
     pub(super) async fn send(&mut self, message: &Message) -> Result<(), NegotiationError> {
@@ -89,7 +92,7 @@ impl ControlStream {
     pub(super) fn into_tcp(self, reason: &RdmaUnavailable) -> Result<EndpointStream, NegotiationError> {
         let info = RdmaConnectInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason);
         let opened = self.journal.opened(Verdict::Tcp, false);
-        Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info, opened))
+        Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info, opened, self.linger))
     }
 
     /// Goes on over RDMA, with this version of the protocol. From now on a supervisor watches the TCP

@@ -203,7 +203,8 @@ impl Dialer {
         let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
         let (peer, local) = addresses.map_err(|error| unreachable(&[(unspecified(), error)]))?;
         let info = RdmaConnectInfo::tcp(peer, local, reason);
-        Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), info, self.journal.opened(Verdict::Tcp, false)))
+        let opened = self.journal.opened(Verdict::Tcp, false);
+        Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), info, opened, self.config.linger))
     }
 
     /// Counts a connection that has to be RDMA and is not. Returns its error.
@@ -282,7 +283,7 @@ pub(super) async fn negotiate(
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
     let prepared =
         blocking(move || Prepared::new(provider::open(&wanted, local, peer)?, &wanted, native, None)).await;
-    let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
+    let mut control = ControlStream::new(tcp, config, journal);
     // Without a device the hello has no offer, but it identifies this side, and asks for TCP.
     let offers = prepared.iter().map(Prepared::offer).collect();
     let lacks = match prepared.as_ref().map_err(|reason| reason.code) {

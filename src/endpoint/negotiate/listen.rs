@@ -237,7 +237,7 @@ pub(super) async fn negotiate(
     // One handshake timeout each for the client's first message, for this side's work, and for the client's
     // answer.
     let whole = 3 * config.handshake_timeout + Established::CONNECTING;
-    let control = ControlStream::new(tcp, config.handshake_timeout, journal);
+    let control = ControlStream::new(tcp, config, journal);
     timeout(whole, Negotiation { config, client, native, speaks }.run(control))
         .await
         .unwrap_or(Err(NegotiationError::Silent(whole)))

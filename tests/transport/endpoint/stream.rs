@@ -1,13 +1,15 @@
 //! The byte stream: its content, its order, and the ways in which it ends.
 
 use std::io::{ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
 use tonic_rdma::memory::Pool;
-use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, PollMode, Verdict};
+use tonic_rdma::{Config, Dialer, EagerThreshold, EndpointStream, Policy, PollMode, StockClients, Verdict};
 
 use fastrand::Rng;
 use support::{Content, Runtime, config, everywhere, listen, pair, random_length, within};
@@ -184,6 +186,42 @@ fn bytes_written_before_a_drop_arrive() {
             Content::new(4).check(&received);
             assert_eq!(received.len(), length);
         }
+    });
+}
+
+/// Over TCP, the system resets a closed socket to which the peer still writes, such as HTTP/2's frames for flow
+/// control, and drops what it has not sent.
+#[test]
+fn bytes_written_before_a_close_over_tcp_arrive_although_the_peer_writes() {
+    Runtime::CurrentThread.run(async {
+        let config = config().policy(Policy::TcpOnly).stock_clients(StockClients::Any);
+        let mut listener = listen(config.clone()).await;
+        let port = listener.local_addr().port();
+        let mut client = Dialer::new(config).dial("127.0.0.1", port).await.unwrap();
+        client.write_all(b"a client of another protocol").await.unwrap();
+        let mut server = listener.next().await.unwrap();
+        // More than the client's side of the network takes while the client does not read.
+        let (mut content, mut written) = (Content::new(4), Vec::new());
+        loop {
+            let part = content.take(MIB);
+            let count = std::future::poll_fn(|context| {
+                Poll::Ready(match Pin::new(&mut server).poll_write(context, &part) {
+                    Poll::Ready(count) => count.unwrap(),
+                    Poll::Pending => 0,
+                })
+            });
+            match count.await {
+                0 => break,
+                count => written.extend_from_slice(&part[..count]),
+            }
+        }
+        server.read_exact(&mut [0; 28]).await.unwrap();
+        server.shutdown().await.unwrap();
+        drop(server);
+        client.write_all(b"room for more").await.unwrap();
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        assert!(received == written, "{} of {} bytes", received.len(), written.len());
     });
 }
 
