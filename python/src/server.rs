@@ -265,8 +265,11 @@ pub(crate) struct Server {
     reuse_port: bool,
 }
 
-/// The longest time between the end of the last call and the end of the connections.
+/// The longest time between the cancellation of calls and the end of the connections.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// The longest time that clients have for what they have not read when the last call has ended.
+const DELIVERY: Duration = Duration::from_secs(5);
 
 /// Bytes of requests over HTTP/2 that a connection may have unread.
 const CONNECTION_WINDOW: u32 = 16 << 20;
@@ -487,9 +490,15 @@ impl Server {
         }
         let shared = Arc::clone(&self.shared);
         runtime.spawn(async move {
+            let over = async {
+                while shared.in_flight.load(Ordering::Acquire) > 0 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                let _ = tokio::time::timeout(DELIVERY, shared.stopped.wait()).await;
+            };
             tokio::select! {
                 () = sleep_until(deadline) => {}
-                () = async { while shared.in_flight.load(Ordering::Acquire) > 0 { tokio::time::sleep(Duration::from_millis(5)).await } } => {}
+                () = over => {}
             }
             shared.cancelled.cancel();
         });

@@ -216,7 +216,9 @@ pub(crate) fn is_tls(uri: &Uri) -> bool {
 /// ```
 ///
 /// tonic's graceful shutdown works as over TCP: `serve_with_incoming_shutdown` drops this stream, which
-/// closes the port, and lets the connections finish.
+/// closes the port, and lets the connections finish. It returns when the last response was written. A process
+/// that ends at once may take a long response with it before a slow client has read it, so
+/// [`RdmaServer`](crate::RdmaServer) waits for its clients.
 #[derive(Debug)]
 pub struct RdmaIncoming {
     listener: Listener,

@@ -280,7 +280,8 @@ impl<L: Layer<RdmaRoutes, Service: GrpcService>> RdmaServer<L> {
     }
 
     /// Listens on `address`, and serves until `signal` is ready. Then it closes the port, lets the calls in
-    /// flight finish, and returns when all connections have ended, or after [`CallConfig::shutdown_grace`].
+    /// flight finish, and returns when all clients have what was written to them and have closed, or after
+    /// [`CallConfig::shutdown_grace`]. A client that does not close is given up after [`Config::linger`].
     ///
     /// # Errors
     /// As [`serve`](Self::serve).
@@ -373,7 +374,12 @@ async fn serve(
         ended.map_err(http2_failed)
     });
     let take = move |negotiated| match negotiated {
-        Negotiated::Stream(stream) => Some(stream),
+        Negotiated::Stream(stream) => {
+            if graceful {
+                stream.hold(stop.clone());
+            }
+            Some(stream)
+        }
         Negotiated::Messages(endpoint) => {
             serve_native(endpoint, service.clone(), &shared, graceful.then(|| stop.clone()));
             None
@@ -388,7 +394,7 @@ async fn serve(
     if !graceful {
         return tonic.await;
     }
-    // Native connections have the receivers, and drop them when they have ended.
+    // Connections have the receivers, and drop them when they have ended.
     let _ = stopping.send(());
     let drained = async { tokio::join!(tonic, stopping.closed()).0 };
     tokio::time::timeout(grace, drained).await.unwrap_or_else(|_| {
