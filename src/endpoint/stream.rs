@@ -73,7 +73,8 @@ impl EndpointStream {
         opened: Arc<OpenConnection>,
         linger: Duration,
     ) -> Self {
-        let tcp = TcpIo { received, stream, linger, is_shut_down: false, opened };
+        let runtime = Handle::current();
+        let tcp = TcpIo { received, stream, linger, is_shut_down: false, runtime, opened };
         Self { inner: Inner::Tcp(tcp), info, has_read: false }
     }
 
@@ -200,6 +201,8 @@ struct TcpIo {
     /// Longest time that the connection goes on after a shutdown and a drop.
     linger: Duration,
     is_shut_down: bool,
+    /// The runtime that made the connection. The stream may be dropped outside of it.
+    runtime: Handle,
     opened: Arc<OpenConnection>,
 }
 
@@ -208,7 +211,6 @@ struct TcpIo {
 /// has closed, too.
 impl Drop for TcpIo {
     fn drop(&mut self) {
-        let Ok(runtime) = Handle::try_current() else { return };
         let resets = matches!(sockopt::socket_linger(&self.stream), Ok(Some(Duration::ZERO)));
         if !self.is_shut_down || resets {
             return;
@@ -216,7 +218,7 @@ impl Drop for TcpIo {
         // Without a descriptor, the socket closes as the system closes it.
         let Ok(socket) = self.stream.as_fd().try_clone_to_owned() else { return };
         let (linger, opened) = (self.linger, Arc::clone(&self.opened));
-        runtime.spawn(async move {
+        self.runtime.spawn(async move {
             let Ok(mut stream) = TcpStream::from_std(socket.into()) else { return };
             let _ = timeout(linger, tokio::io::copy(&mut stream, &mut tokio::io::sink())).await;
             drop(opened);
