@@ -16,7 +16,7 @@ use crate::compare::modes::mode::{Contender, Mode};
 use crate::compare::server::Addresses;
 use crate::measure::machine::{available, lacking};
 use crate::measure::process::{self, Children};
-use crate::measure::transport::LOCALHOST;
+use crate::measure::transport::{LOCALHOST, RESTED};
 use crate::parameter_server::children::{ChildCommand, Report, TrialRequest};
 use crate::parameter_server::options::{
     Load, MAX_SERVERS, MAX_STEPS, MAX_WORKERS, ParameterServerOptions, ProcessJob, ServerRequest,
@@ -127,20 +127,24 @@ impl<'a> TrainingMeter<'a> {
         let mut tallies = Vec::new();
         for contender in self.options.contenders() {
             let steps = self.steps(session, contender, cell, load).await?;
-            tallies.push(TrainingTally::new(contender, cell, load, steps));
+            tallies.push((TrainingTally::new(contender, cell, load, steps), Instant::now()));
         }
         let (modes, first) = (tallies.len(), self.run as usize);
         for round in first..first + self.options.trials() as usize {
             for trial in 0..modes {
                 // Each round begins with another mode.
-                let tally = &mut tallies[(trial + round) % modes];
+                let (tally, last) = &mut tallies[(trial + round) % modes];
                 self.announce(tally.contender, cell, load);
+                if last.elapsed() > RESTED {
+                    session.trial(tally.contender, 1, false, load).await?;
+                }
                 let outcome = session.trial(tally.contender, tally.steps, false, load).await?;
                 self.stamps += outcome.checked;
                 tally.add(outcome);
+                *last = Instant::now();
             }
         }
-        Ok(tallies.into_iter().map(TrainingTally::row).collect())
+        Ok(tallies.into_iter().map(|(tally, _)| tally.row()).collect())
     }
 
     fn announce(&self, contender: Contender, cell: TrainingCell, load: Load) {

@@ -27,12 +27,13 @@ use tonic_rdma_proto::transfer::Check;
 use crate::compare::modes::Caller;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;
-use crate::compare::modes::mode::Contender;
+use crate::compare::modes::mode::{Contender, Mode};
 use crate::compare::operations::{Done, Operations, Position};
 use crate::compare::plan::{Cell, Direction, MIN_ROUNDS, Plan};
 use crate::compare::results::{Checks, Ratios, Row};
 use crate::compare::runs::Runs;
 use crate::compare::trials::open_loop::{OfferedLoad, poisson_arrivals};
+use crate::measure::transport::RESTED;
 
 /// Measures cell after cell.
 #[derive(Debug)]
@@ -60,9 +61,27 @@ impl Meter<'_> {
         Ok(rows)
     }
 
+    /// Makes the operations of a cell, and the copy of their content that modes send from. Long content takes
+    /// seconds, so another thread makes it: the runtime has to answer the pings of peers.
+    async fn operations(&self, cell: Cell) -> Result<Operations, Failure> {
+        let up = self.plan.direction == Direction::Up;
+        let registers = |mode: Mode| mode.sends_in_place() || (up && mode.registers_payloads());
+        let registers = self.participants.iter().any(|it| registers(it.contender.mode));
+        let consumed = self.consumed;
+        let made = tokio::task::spawn_blocking(move || {
+            let operations = Operations::new(cell.load, seed(cell), consumed)?;
+            if registers {
+                // Modes that get no copy say so when they prepare.
+                let _ = operations.registered();
+            }
+            Ok(operations)
+        });
+        made.await.context("the content can't be made")?
+    }
+
     /// Measures all modes in one cell, and returns a row for each.
     async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
-        let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
+        let operations = self.operations(cell).await?;
         let of = MeasuredCell { plan: self.plan, cell, operations, pinned: self.pinned };
         let announce = |progress: &ProgressBar, participant: &Participant| {
             progress.set_message(format!("{}  {}", cell.label(), participant.contender));
@@ -162,12 +181,14 @@ pub(crate) struct Participant {
     failed_trials: u32,
     /// Whether the mode can't take part in this cell.
     skips: bool,
+    /// The end of the last trial.
+    last: Instant,
 }
 
 impl Participant {
     pub(crate) fn new(contender: Contender, caller: Caller) -> Result<Self, Failure> {
-        let (tally, position) = (Tally::new()?, Position::default());
-        Ok(Self { contender, caller, tally, position, given_up: false, failed_trials: 0, skips: false })
+        let (tally, position, last) = (Tally::new()?, Position::default(), Instant::now());
+        Ok(Self { contender, caller, tally, position, given_up: false, failed_trials: 0, skips: false, last })
     }
 
     /// Returns whether the mode sends nothing in this cell.
@@ -218,6 +239,7 @@ impl Participant {
             Ok(messages) => self.tally.every_byte += messages,
             Err(error) => self.tally.counts.fail(&error),
         }
+        self.last = Instant::now();
     }
 
     /// Makes a trial that does not count. In an open loop one caller makes it, because the bound may be
@@ -255,6 +277,14 @@ impl Participant {
         round: u32,
         control: &mut GrpcCaller,
     ) -> Result<(), Failure> {
+        // A trial of its own, because receivers keep a message of a trial until its end. What it checks is not
+        // counted, because it depends on the machine whether there is one.
+        if self.last.elapsed() > RESTED && self.begin(Check::Stamps).await {
+            let checked = self.tally.every_byte;
+            self.uncounted_trial(of, (1, 1), Duration::ZERO).await;
+            self.end().await;
+            self.tally.every_byte = checked;
+        }
         if !self.begin(Check::Stamps).await {
             return Ok(());
         }
