@@ -115,7 +115,8 @@ impl EndpointStream {
     }
 
     /// Waits until both directions are closed and the peer has received all written bytes. On TCP this is
-    /// ready at once, because the system delivers the bytes of a stream that was shut down and then dropped.
+    /// ready at once: a stream that was shut down and then dropped delivers its bytes while its runtime runs.
+    /// A process that ends sooner first reads the peer's end of the stream.
     ///
     /// # Errors
     /// The connection failed before.
@@ -211,8 +212,8 @@ struct TcpIo {
 /// has closed, too.
 impl Drop for TcpIo {
     fn drop(&mut self) {
-        let resets = matches!(sockopt::socket_linger(&self.stream), Ok(Some(Duration::ZERO)));
-        if !self.is_shut_down || resets {
+        let resets = || matches!(sockopt::socket_linger(&self.stream), Ok(Some(Duration::ZERO)));
+        if !self.is_shut_down || resets() {
             return;
         }
         // Without a descriptor, the socket closes as the system closes it.

@@ -215,6 +215,7 @@ fn bytes_written_before_a_close_over_tcp_arrive_although_the_peer_writes() {
                 count => written.extend_from_slice(&part[..count]),
             }
         }
+        assert!(!written.is_empty());
         server.read_exact(&mut [0; 28]).await.unwrap();
         server.shutdown().await.unwrap();
         drop(server);
