@@ -591,7 +591,7 @@ fn a_load_makes_exactly_the_calls_that_were_asked_for() {
         }
         assert_eq!((&rows[0]["latency_ratio"], rows.len()), (&1.0.into(), 3));
         assert_eq!(calls.load(Ordering::Relaxed), 3 * 203 * runs, "no other call is made");
-        assert!(report.get("warnings").is_none(), "{report}");
+        assert_eq!(other_ways(&report), 0, "{report}");
         assert!(!said.contains("WARNING"), "{said}");
     }
 }
@@ -714,6 +714,14 @@ fn errors_of_a_load_are_counted_by_status_and_have_no_latency() {
     assert!(status == 1 && said.contains("WRONG_ANSWER"), "{said}");
 }
 
+/// Returns how many warnings of a report name a transport whose calls went another way. A busy machine adds
+/// warnings of its own.
+fn other_ways(report: &Value) -> usize {
+    let warnings = report.get("warnings").and_then(Value::as_array);
+    let name = |warning: &&Value| warning.as_str().unwrap().contains(": its calls went by ");
+    warnings.map_or(0, |warnings| warnings.iter().filter(name).count())
+}
+
 #[test]
 fn a_load_that_goes_another_way_says_so_loudly() {
     let (server, _) = serve(Offer::Tcp, Reflection::V1);
@@ -724,7 +732,7 @@ fn a_load_that_goes_another_way_says_so_loudly() {
         let warns = said.contains(&format!("WARNING: {mode}: its calls went by tcp, because "));
         assert_eq!(warns, mode != "tcp", "{said}");
     }
-    assert_eq!(report["warnings"].as_array().unwrap().len(), 2);
+    assert_eq!(other_ways(&report), 2, "{report}");
     let csv = run(&["load", &server, "Sums/Add", "--total", "5", "--csv"]).stdout;
     let csv = String::from_utf8(csv).unwrap();
     assert!(csv.lines().count() == 4 && csv.starts_with("mode,bytes,inflight,ops,errors,"), "{csv}");
