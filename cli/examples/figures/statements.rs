@@ -26,14 +26,15 @@ pub(crate) fn statements(figures: &BTreeMap<String, Figure>) -> Result<String, F
         Some(figure) => figure.cells(),
         None => Ok(Vec::new()),
     };
-    let (transfers, batches) = (cells("paper-8")?, cells("paper-9")?);
+    let (transfers, batches, workers) = (cells("paper-8")?, cells("paper-9")?, cells("paper-11")?);
     let found = [
         rpc_or_not(&transfers, &batches),
         windows(&batches),
         copies_of_small_tensors(&transfers),
         placements(&transfers),
         noise(&batches),
-        settings(&cells("paper-11")?),
+        settings(&workers),
+        shared_cores(&workers),
         reducers(&cells("paper-baidu")?),
         images(&cells("paper-ar-grpc")?),
     ];
@@ -184,6 +185,30 @@ fn settings(cells: &Cells<'_>) -> Option<String> {
     })
 }
 
+/// What several workers on one core change, in figure 11.
+fn shared_cores(cells: &Cells<'_>) -> Option<String> {
+    let (one, several): (Vec<_>, Vec<_>) =
+        cells.iter().partition(|cell| cell[0].number("workers") == Some(1.0));
+    let of = |cells: &[&Vec<Row<'_>>], over: &str, under: &str| -> Option<String> {
+        let found: Vec<f64> = cells.iter().filter_map(|cell| middle(&speed_ups(cell, over, under))).collect();
+        (!found.is_empty()).then(|| between(&found))
+    };
+    let both = |cells: &[&Vec<Row<'_>>]| {
+        Some([
+            of(cells, GATHER, ZEROCP)?,
+            of(cells, "grpc-rdma", "grpc-tcp")?,
+            of(cells, ZEROCP, "grpc-tcp")?,
+        ])
+    };
+    let ([gather, rdma, zerocp], [gathers, rdmas, zerocps]) = (both(&one)?, both(&several)?);
+    Some(format!(
+        "**Several workers.** In figure 11 all servers share one core, and all workers the other. With one worker `{GATHER}` × \
+         `{ZEROCP}` is {gather}, and with several {gathers}, because a call takes CPU time, which the workers share. `grpc-rdma` × \
+         `grpc-tcp` is {rdma}, and with several {rdmas}: below 1 it loses. `{ZEROCP}` × `grpc-tcp` is {zerocp}, and with several \
+         {zerocps}."
+    ))
+}
+
 /// The traffic of Baidu's two algorithms.
 fn reducers(cells: &Cells<'_>) -> Option<String> {
     let [naive, ring] = ["naive", "ring"].map(|algorithm| received(cells, algorithm));
@@ -314,6 +339,26 @@ mod tests {
         assert!(text.contains("Up to 1 KiB `rdma-zerocp` × `rdma-cp` is 0.90 in figure 8"), "{text}");
         assert!(text.contains("below 1 MiB takes 4.00 times as long, and a larger one 1.10 times"), "{text}");
         assert!(text.contains("6.00 and 2.00 times."), "{text}");
+    }
+
+    #[test]
+    fn several_workers_are_told_from_one() {
+        let of = |workers: u64, rates: [f64; 4]| {
+            [("grpc-tcp", 0), ("grpc-rdma", 1), (GATHER, 2), (ZEROCP, 3)].map(|(mode, at)| {
+                let mut row = batch(mode, 32, &[rates[at]]);
+                row["workers"] = workers.into();
+                row
+            })
+        };
+        let rows = [of(1, [1.0, 2.0, 3.0, 4.0]), of(4, [1.0, 0.75, 1.0, 2.0])].concat();
+        let text = said(vec![("paper-11", figure("", rows))]);
+        for part in [
+            "is 0.75, and with several 0.50,",
+            "is 2.00, and with several 0.75:",
+            "is 4.00, and with several 2.00.",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
     }
 
     #[test]
