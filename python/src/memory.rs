@@ -434,9 +434,15 @@ impl Elements {
     /// If they don't fill it.
     pub(crate) fn copy_to(&self, destination: &mut [u8]) {
         assert_eq!(destination.len(), self.length(), "the elements fill it");
-        let size = self.spec.dtype().size().unwrap_or(1);
+        let (mut size, mut rank) = (self.spec.dtype().size().unwrap_or(1), self.steps.len());
+        let dims = self.spec.shape().dims();
+        // The innermost dimensions whose elements lie one after the other are copied at once.
+        while rank > 0 && self.steps[rank - 1] == size as isize {
+            rank -= 1;
+            size *= dims[rank] as usize;
+        }
         // SAFETY: the owner keeps all elements, and the destination has room for them.
-        unsafe { pack(self.first, self.spec.shape().dims(), &self.steps, size, destination) };
+        unsafe { pack(self.first, &dims[..rank], &self.steps[..rank], size, destination) };
     }
 
     /// Returns a tensor in the same memory: registered, if the memory is. Elements that go backwards, or lie at
