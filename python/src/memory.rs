@@ -434,6 +434,10 @@ impl Elements {
     /// If they don't fill it.
     pub(crate) fn copy_to(&self, destination: &mut [u8]) {
         assert_eq!(destination.len(), self.length(), "the elements fill it");
+        // Without elements the lengths may be any, and their product may overflow.
+        if destination.is_empty() {
+            return;
+        }
         let (mut size, mut rank) = (self.spec.dtype().size().unwrap_or(1), self.steps.len());
         let dims = self.spec.shape().dims();
         // The innermost dimensions whose elements lie one after the other are copied at once.
