@@ -97,12 +97,20 @@ fn rpc_or_not(of_tensors: &Cells<'_>, of_models: &Cells<'_>) -> Option<String> {
     ))
 }
 
+/// Returns the least and the largest median speed-up over some cells.
+fn medians<'a, 'b: 'a>(
+    cells: impl IntoIterator<Item = &'a Vec<Row<'b>>>,
+    over: &str,
+    under: &str,
+) -> Option<String> {
+    let found = cells.into_iter().filter_map(|cell| middle(&speed_ups(cell, over, under)));
+    let found: Vec<f64> = found.collect();
+    (!found.is_empty()).then(|| between(&found))
+}
+
 /// What tuned windows of HTTP/2 change, in figure 9.
 fn windows(cells: &Cells<'_>) -> Option<String> {
-    let medians = |over: &str, under: &str| -> Option<String> {
-        let found: Vec<f64> = cells.iter().filter_map(|cell| middle(&speed_ups(cell, over, under))).collect();
-        (!found.is_empty()).then(|| between(&found))
-    };
+    let medians = |over: &str, under: &str| medians(cells, over, under);
     let tuned = |mode: &str| medians(&format!("{mode}-tuned"), mode);
     Some(format!(
         "**HTTP/2 windows.** gRPC's modes have tonic's default windows, and those of `--http2 tuned` where a column or a line \
@@ -189,15 +197,11 @@ fn settings(cells: &Cells<'_>) -> Option<String> {
 fn shared_cores(cells: &Cells<'_>) -> Option<String> {
     let (one, several): (Vec<_>, Vec<_>) =
         cells.iter().partition(|cell| cell[0].number("workers") == Some(1.0));
-    let of = |cells: &[&Vec<Row<'_>>], over: &str, under: &str| -> Option<String> {
-        let found: Vec<f64> = cells.iter().filter_map(|cell| middle(&speed_ups(cell, over, under))).collect();
-        (!found.is_empty()).then(|| between(&found))
-    };
     let both = |cells: &[&Vec<Row<'_>>]| {
         Some([
-            of(cells, GATHER, ZEROCP)?,
-            of(cells, "grpc-rdma", "grpc-tcp")?,
-            of(cells, ZEROCP, "grpc-tcp")?,
+            medians(cells.iter().copied(), GATHER, ZEROCP)?,
+            medians(cells.iter().copied(), "grpc-rdma", "grpc-tcp")?,
+            medians(cells.iter().copied(), ZEROCP, "grpc-tcp")?,
         ])
     };
     let ([gather, rdma, zerocp], [gathers, rdmas, zerocps]) = (both(&one)?, both(&several)?);
